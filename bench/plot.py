@@ -26,7 +26,9 @@ def plot(records: Sequence[Record], file: Path) -> Path:
     from matplotlib import pyplot
 
     shown = [r for r in records if r.ratio is not None and not r.error]
-    figure, axes = pyplot.subplots(figsize=(9.5, 1.6 + 0.36 * max(1, len(shown))), layout="constrained")
+    names = [label(r) for r in shown]
+    width = 9.5 + 0.08 * max(0, max(map(len, names), default=0) - 30)  # long names must not take the room of the bars
+    figure, axes = pyplot.subplots(figsize=(width, 1.6 + 0.36 * max(1, len(shown))), layout="constrained")
     ratios = [r.ratio or 0.0 for r in shown]
     places = range(len(shown))
     axes.barh(places, ratios, color=[FASTER if ratio >= 1 else SLOWER for ratio in ratios], height=0.66)
@@ -41,7 +43,7 @@ def plot(records: Sequence[Record], file: Path) -> Path:
             axes.plot([bar, bar], [place - 0.4, place + 0.4], color="#1f4e9c", linewidth=2)
         right = max(ratio, 1.0, bar or 0.0)
         axes.annotate(f"  {ratio:.2f}x {record.peer}{copy}", (right, place), va="center", fontsize=8)
-    axes.set_yticks(places, [label(r) for r in shown], fontsize=9)
+    axes.set_yticks(places, names, fontsize=9)
     axes.invert_yaxis()
     axes.set_xlim(0 if axes.get_xscale() == "linear" else min(ratios) / 2, 1.45 * max([1.0, *ratios, *(r.bar or 0.0 for r in shown if r.bar_ratio in (None, r.ratio))]))
     axes.set_xlabel("best peer's median time / ours; blue: the bar")

@@ -1,7 +1,7 @@
 """Products with few rows on a GPU, in plain and packed weights: against a kernel that only reads the same bytes, PyTorch and Triton.
 
 In: the setting of a run. Out: one `Record` per row. All calls of a row are captured in one CUDA graph, as in a decoder; they go round as many weights as
-it takes to leave the level-2 cache cold. `chain` rows have 50 launches that depend on each other, x being what the launch before gave. The peer
+it takes to leave the level-2 cache cold. `packed-gemm` rows have many rows of x: their peers are the same product with weights of bf16, by our own kernel and by PyTorch. `chain` rows have 50 launches that depend on each other, x being what the launch before gave. The peer
 `read` computes nothing: its time is what there is to reach.
 """
 
@@ -75,7 +75,7 @@ class Row:
     m: int = 1
     chain: bool = False
     bar: float | None = None
-    """The part of the reading kernel's rate that is promised."""
+    """The part of the reading kernel's rate that is promised; of `packed-gemm`, that of the same product with weights of bf16."""
 
     @property
     def label(self) -> str:
@@ -91,6 +91,10 @@ def rows(quick: bool) -> list[Row]:
         found.append(Row("gemv", 8192, 28672, weights, bar=0.8))
         found.append(Row("gemv", 4096, 4096, weights, chain=True, bar=0.8))
     found.append(Row("gemv", 4096, 4096, "bf16", chain=True, bar=0.8))
+    for weights in ("q4_k",) if quick else ("q4_k", "q6_k", "q8_0", "q4_0"):
+        found.append(Row("packed-gemm", 4096, 14336, weights, 4096, bar=0.85))
+    found += [Row("packed-gemm", 4096, 14336, "q4_k", m) for m in ((64,) if quick else (16, 64, 256, 512, 1024))]
+    found += [Row("packed-gemm", 8960, 1536, "q4_k", 511), Row("packed-gemm", 1536, 8960, "q6_k", 512)]
     return found
 
 
@@ -183,6 +187,13 @@ class Bench:
             record.error = f"relative error {error:.2g}"
         nbytes = memory[0].numel() * memory[0].element_size()
         peers: dict[str, list[Callable[[], object]]] = {}
+        dense: list[torch.Tensor] = []
+        if row.op == "packed-gemm":
+            # The same product with weights of bf16, as our own kernel computes it: what unpacking is held against.
+            count = self.copies(2 * row.n * row.k)
+            dense = [known.to(dtype).repeat(-(-row.n // SEEDED), 1)[: row.n].contiguous() for _ in range(count)]
+            peers["bf16"] = [lambda w=w: function(w, x, out=outs[0]) for w in dense]  # type: ignore[misc]
+            peers["torch bf16"] = [lambda w=w: x @ w.T for w in dense]  # type: ignore[misc]
         if row.chain:
             calls: list[Callable[[], object]] = [
                 lambda j=j: ours(weights[j % len(weights)], outs[j % 2] if j else x, out=outs[1 - j % 2]) for j in range(CHAIN)  # type: ignore[misc]
@@ -192,7 +203,7 @@ class Bench:
             calls = [lambda w=w, out=out: ours(w, x, out=out) for w, out in zip(weights, outs, strict=False)]  # type: ignore[misc]
             if memory[0].dtype.is_floating_point:
                 peers["torch"] = [lambda w=w: x @ w.T for w in memory]  # type: ignore[misc]
-            elif row.weights in ("q4_k", "q4_0") and (other := int4_peer(row.n, row.k, x, self.copies(row.n * row.k // 2))):
+            elif not dense and row.weights in ("q4_k", "q4_0") and (other := int4_peer(row.n, row.k, x, self.copies(row.n * row.k // 2))):
                 peers["torch int4"] = other
         median, best = graph_us(calls)
         record.ours_ms, record.ours_min_ms, record.GBps = median / 1e3, best / 1e3, nbytes / median / 1e3
@@ -200,11 +211,11 @@ class Bench:
             record.peers[name], record.peers_min[name] = (t / 1e3 for t in graph_us(others))
         reading = [graph_us([lambda m=m, s=s: self.read(m, *s) for m in memory]) for s in ((132 * 8, 256), (132 * 4, 512), (132 * 16, 128))]  # type: ignore[misc]
         record.peers["read"], record.peers_min["read"] = (t / 1e3 for t in min(reading))
-        record.peer = min(record.peers, key=lambda name: record.peers[name])
+        record.peer = min((name for name in record.peers if not dense or name != "read"), key=lambda name: record.peers[name])
         record.peer_ms = record.peers[record.peer]
         record.ratio = record.peer_ms / record.ours_ms
         record.of_copy = record.peers["read"] / record.ours_ms
-        record.bar, record.bar_ratio = row.bar, record.of_copy
+        record.bar, record.bar_ratio = row.bar, record.peers["bf16"] / record.ours_ms if dense else record.of_copy
         record.notes = [f"{row.label}: " + ", ".join(f"{name} {1e3 * ms:.2f} us" for name, ms in {OURS: record.ours_ms, **record.peers}.items())]
         torch.cuda.empty_cache()
         return record

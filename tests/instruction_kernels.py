@@ -488,6 +488,9 @@ def bits() -> Case:
         for k in range(3)
     ]
     m.result("byte_perm", b.op("byte_perm", *words))
+    # Halves of ordinary size: sums of words that are NaN have bits of no certain pattern.
+    narrow = [b.op("and", word, b.const(0x3FFF3FFF, u32)) for word in words]
+    m.result("add_pairs_f16", b.op("add_pairs", narrow[0], narrow[1], dtype=f16))
     for mode in ("left", "right"):
         m.result(f"funnel_{mode}", b.op("funnel_shift", *words, mode=mode))
     signed = [b.bitcast(word, i32) for word in words]

@@ -13,6 +13,7 @@ import numpy as np
 
 import tilewright as tw
 from kernels_attention import plain
+from kernels_decode import one_length
 from tilewright.base.dtypes import f32
 from tilewright.base.target import parse_target
 from tilewright.compile.driver import compile_kernel
@@ -169,6 +170,7 @@ PLANES = stages(planes, "sm_90a", *WINDOWS)
 PACKED_ROWS = stages(packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256))
 FEW_ROWS = stages(product, "sm_90a", numbers(2, 256, dtype=BF16), numbers(64, 256, dtype=BF16), schedule="family=gemv m=2 n=2 k=256")
 ON_HOPPER = stages(product, "sm_90a", SQUARE, SQUARE, schedule="family=wgmma m=64 n=64 k=64 stages=2")
+CACHED = (numbers(8, 64, dtype=np.float16), *(numbers(256, 2, 64, dtype=np.float16) for _ in range(2)), np.array([200], np.int32))
 ATTENTION_ON_HOPPER = stages(plain, "sm_90a", *ATTENTION)
 EXPLICIT_ON_CPU: Reach = lambda: tw.gpu(doubled)[1, 32](numbers(20), device="cpu")  # noqa: E731
 
@@ -211,6 +213,8 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("thread", "merge_loads"): PACKED_ROWS,
+    ("thread", "merge_stores"): stages(product, "sm_90a", SQUARE, tw.quantize(numbers(64, 64), tw.q8_0)),
+    ("thread", "early_loads"): stages(one_length, "sm_90a", *CACHED),
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),
 }

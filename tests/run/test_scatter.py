@@ -565,3 +565,25 @@ def test_bits_of_floats_are_refused() -> None:
 
     with pytest.raises(UserError, match=r"TW006|TW005"):
         bits(np.zeros(3, np.int32), np.ones(3, np.float32), device="cpu")
+
+
+@tw.kernel
+def added_in_place(y: tw.InOut, places: tw.Array, w: tw.Array):
+    for i in tw.grid(len(places)):
+        y[places[i]] += w[i]
+
+
+@tw.kernel(deterministic=True)
+def added_in_place_always_alike(y: tw.InOut, places: tw.Array, w: tw.Array):
+    for i in tw.grid(len(places)):
+        y[places[i]] += w[i]
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_elements_that_no_point_reaches_keep_the_sign_of_zero(dtype: str, device: str) -> None:
+    numpy = getattr(tw, dtype).numpy
+    for kernel in (added_in_place, added_in_place_always_alike):
+        y, w = -np.zeros(20, numpy), np.full(33, -0.0, numpy)
+        kernel(y, (np.arange(33) % 10).astype(np.int32), w, device=device)
+        assert np.signbit(y.astype(np.float64)).all()

@@ -67,7 +67,7 @@ def label(value: object) -> str:
     "name",
     [
         "README.md", "docs/add-a-backend.md", "docs/decode.md", "docs/emulator.md", "docs/explicit-kernels.md", "docs/explicit-kernels-instructions.md",
-        "docs/graphs.md", "docs/language.md", "docs/parallel-loops.md", "docs/python.md", "docs/quantised.md", "docs/runtime-streams.md", "docs/simd.md", "docs/tour.md", "docs/write-a-pass.md",
+        "docs/graphs.md", "docs/language.md", "docs/model-files.md", "docs/parallel-loops.md", "docs/python.md", "docs/quantised.md", "docs/runtime-streams.md", "docs/simd.md", "docs/tour.md", "docs/write-a-pass.md",
         "docs/zynml.md",
     ],
 )  # fmt: skip

@@ -39,7 +39,7 @@ def check_joined(joined: BlockGraph, args: tuple[ArgSpec, ...]) -> tuple[TypedKe
             check_kind(typed.metadata, prepare(fuse_kernels(program, trace)[0], trace))
         programs.append(_with_precision(_named(program, said, typed.metadata), typed.metadata.precision))
         made += [array.dtype for array in typed.outputs]
-    program = join_blocks(joined, tuple(programs), trace)
+    program = join_blocks(joined, tuple(programs), trace, KernelMetadata(kernels=tuple(said.items())))
     return _whole(joined, program, tuple(said.items())), program
 
 

@@ -359,14 +359,15 @@ _by_sizes: dict[str, PreparedKernel] = {}
 def compile_kernel(function: Function, signature: Signature, target: Target) -> Artifact:
     """The artifact, from memory, from disk or freshly compiled."""
     key = cache_key(function, signature, target)
-    found = STORE.in_memory(key)
+    sized = _sized_key(function, signature, key)
+    found = STORE.in_memory(key) or (STORE.in_memory(sized) if sized else None)
     if found is not None:
         return found
     with STORE.alone(key):
         start = time.perf_counter()
         prepared = _by_sizes.get(key)
         if prepared is None:
-            found = STORE.find(key)
+            found = STORE.find(key) or (STORE.find(sized) if sized else None)
             if found is not None:
                 return found
             prepared = PreparedKernel(function, signature, target)
@@ -383,7 +384,17 @@ def compile_kernel(function: Function, signature: Signature, target: Target) -> 
             _by_sizes[key] = base
             parts = (key, str(sorted(short.items())), *(p.describe() if p else "" for p in plan))
             chosen = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        return STORE.get_or_build(chosen, lambda: _compiled(prepared, signature, plan, chosen, start))
+        found = STORE.get_or_build(chosen, lambda: _compiled(prepared, signature, plan, chosen, start))
+        if sized and chosen != key:
+            STORE.keep_also(sized, found)
+        return found
+
+
+def _sized_key(function: Function, signature: Signature, key: str) -> str:
+    """Of a graph of blocks: the key for these very extents. Its plan takes long to find, and a process that knows the answer need not ask; kernels have none."""
+    if not isinstance(function, BlockGraph) or signature.schedule:
+        return ""
+    return hashlib.sha256(f"{key} extents {signature.extents!r}".encode()).hexdigest()
 
 
 def _compiled(

@@ -60,6 +60,11 @@ class ArtifactStore:
                 self._keep(key, found)
             return found
 
+    def keep_also(self, key: str, artifact: Artifact) -> None:
+        """Keep an artifact under another key, too."""
+        self._disk().put(key, artifact)
+        self._keep(key, artifact)
+
     def in_memory(self, key: str) -> Artifact | None:
         return self._memory.get(key)
 

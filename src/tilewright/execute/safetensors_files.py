@@ -14,6 +14,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +39,16 @@ MAPPED_FROM = 1 << 26
 Wrong = Callable[[str], UserError]
 
 
+@dataclass(frozen=True)
+class SafetensorsEntry:
+    """Where an array lies in a file, from its first byte on."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file by name, read-only; those of large files are mapped into memory."""
 
@@ -46,19 +57,29 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
 
     file, size = opened(path)
     with file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MOST_HEADER):
-            raise wrong(f"it has {size} bytes, its header would have {length}")
-        header = _header(file.read(length), wrong)
-        first = 8 + length
+        first, entries = read_entries(file, size, path)
         data = _data(file, first, size - first, wrong)
+    return {name: _array(entry, data[entry.begin - first : entry.end - first], name, wrong) for name, entry in entries.items()}
+
+
+def read_entries(file: BinaryIO, size: int, path: str | Path) -> tuple[int, dict[str, SafetensorsEntry]]:
+    """Where the data of an open file begin, and what its header says of the arrays. All of them lie inside the file, side by side."""
+
+    def wrong(reason: str) -> UserError:
+        return no_such(path, "safetensors", reason)
+
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, _MOST_HEADER):
+        raise wrong(f"it has {size} bytes, its header would have {length}")
+    header = _header(file.read(length), wrong)
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not isinstance(metadata, dict):
         raise wrong("its __metadata__ is no record")
+    first = 8 + length
     places: list[tuple[int, int, str]] = []
-    found = {name: _array(path, name, entry, data, places, wrong) for name, entry in header.items()}
-    _check_layout(places, len(data), wrong)
-    return found
+    found = {name: _entry(path, name, entry, first, size - first, places, wrong) for name, entry in header.items()}
+    _check_layout(places, size - first, wrong)
+    return first, found
 
 
 def _data(file: BinaryIO, first: int, count: int, wrong: Wrong) -> np.ndarray:
@@ -110,7 +131,7 @@ def _is_whole(value: object) -> bool:
     return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
-def _array(path: str | Path, name: str, entry: object, data: np.ndarray, places: list[tuple[int, int, str]], wrong: Wrong) -> np.ndarray:
+def _entry(path: str | Path, name: str, entry: object, first: int, size: int, places: list[tuple[int, int, str]], wrong: Wrong) -> SafetensorsEntry:
     label = shown_name(name)
     kind, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets")) if isinstance(entry, dict) else (None, None, None)
     if not isinstance(kind, str) or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
@@ -122,16 +143,20 @@ def _array(path: str | Path, name: str, entry: object, data: np.ndarray, places:
         raise UserError.at("TW007", f"{label} of '{path}' has element type {shown_name(kind)}", help=f"known are {', '.join(_DTYPES)}")
     begin, end = offsets
     wanted = math.prod(shape) * dtype.numpy.itemsize
-    if min(shape, default=0) < 0 or not 0 <= begin <= end <= len(data) or end - begin != wanted:
-        raise wrong(f"{label} is {kind} {_short(shape)}, {wanted} bytes, at {begin}..{end} of {len(data)}")
+    if min(shape, default=0) < 0 or not 0 <= begin <= end <= size or end - begin != wanted:
+        raise wrong(f"{label} is {kind} {_short(shape)}, {wanted} bytes, at {begin}..{end} of {size}")
     places.append((begin, end, label))
-    piece = data[begin:end]
-    if piece.ctypes.data % dtype.numpy.itemsize:
+    return SafetensorsEntry(dtype, tuple(shape), first + begin, first + end)
+
+
+def _array(entry: SafetensorsEntry, piece: np.ndarray, name: str, wrong: Wrong) -> np.ndarray:
+    """The array whose bytes these are, read-only."""
+    if piece.ctypes.data % entry.dtype.numpy.itemsize:
         piece = piece.copy()
     try:
-        found: np.ndarray = piece.view(dtype.numpy).reshape(shape)
+        found: np.ndarray = piece.view(entry.dtype.numpy).reshape(entry.shape)
     except (ValueError, OverflowError):
-        raise wrong(f"{label}: an array cannot have {len(shape)} axes of {_short(shape)}") from None
+        raise wrong(f"{shown_name(name)}: an array cannot have {len(entry.shape)} axes of {_short(list(entry.shape))}") from None
     found = found.view(np.ndarray)
     found.flags.writeable = False
     return found

@@ -90,12 +90,14 @@ def _form(call: PlannedCall) -> tuple[object, ...]:
     args: list[object] = []
     for value in call.arguments.values():
         if not isinstance(value, Ref):
-            args.append((type(value), value))
+            args.append(type(value))  # numbers are arguments of the program
         elif isinstance(value.root, PlannedValue):
             args.append((value.shape, value.dtype, value.places))
+        elif isinstance(value.root, np.ndarray):
+            args.append((id(value.root), value.shape))
         else:
-            root = id(value.root) if isinstance(value.root, np.ndarray) else ""
-            args.append((root, value.shape, value.dtype, value.steps))
+            # Layers differ in the dtypes of their weights: the program is the same, its code is not.
+            args.append((value.shape, value.dtype.is_packed or value.dtype, value.steps))
     return id(call.kernel), call.constant, tuple(args), tuple((v.shape, v.memory, v.dtype) for v in call.values)
 
 

@@ -29,7 +29,7 @@ from tilewright.graphs.builder import GraphBuilder
 from tilewright.graphs.kernels.elementwise import copy_as
 from tilewright.graphs.ops.table import op_record
 from tilewright.graphs.registry import lowered, replacement
-from tilewright.graphs.tensor import GraphNode, Tensor, ViewStep
+from tilewright.graphs.tensor import GraphNode, Tensor, ViewStep, as_sizes
 from tilewright.tree.block_graph import AffineIndex, StorageLayout, straight
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
 from tilewright.tree.views import reshaped
@@ -196,7 +196,10 @@ class Lowering:
         forms = [(t.dtype, self.shape(t)) for t in node.results]
         aliases = record.aliases
         results = forms if not aliases else []
-        if joins and isinstance(kernel, Kernel):
+        if joins and isinstance(kernel, Kernel) and made.results is not None:
+            results = [(t.dtype, tuple(self.size(node, s) for s in as_sizes(t.shape))) for t in made.results]
+            self.check(node, kernel, forms if not aliases else [], results)
+        elif joins and isinstance(kernel, Kernel):
             given = {name: _Form(self.shape(v), v.dtype) if isinstance(v, Tensor) else _Form(v.shape, dtypes.from_numpy(v.dtype) or dtypes.f32) if isinstance(v, np.ndarray) else v for name, v in arguments.items()}
             try:
                 results = kernel_results(kernel, given)

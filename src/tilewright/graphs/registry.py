@@ -48,6 +48,8 @@ class Lowered:
 
     kernel: Kernel[..., Any] | Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    results: tuple[TensorType, ...] | None = None
+    """What the kernel makes, in the shapes in which it writes them; None: its text is asked."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def lowered(record: OpRecord, call: NodeCall, replaced: Callable[..., Any] | Non
             arguments[name] = call[name]
         else:
             raise call.fail(f"its kernel {getattr(made.kernel, '__name__', '')} has a parameter '{name}' that the node does not have", "TW008")
-    return Lowered(made.kernel, arguments)
+    return Lowered(made.kernel, arguments, made.results)
 
 
 def check_param(call_name: str, record: OpRecord, param: OpParam, value: Any) -> Any:

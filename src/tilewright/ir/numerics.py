@@ -31,6 +31,8 @@ def evaluate(opcode: str, operands: Sequence[Array], attrs: Attrs, dtype: DType)
             return convert(arrays[0], dtype, _attr_dtype(attrs))
         if opcode == "bitcast":
             return arrays[0].view(_attr_dtype(attrs).numpy)
+        if opcode in _PAIRS:
+            return _PAIRS[opcode](arrays, attrs)
         if opcode in RANDOM:
             return steps(ArrayTerms(evaluate), opcode, arrays, dtype)
         if opcode in _FUNCTIONS:
@@ -48,6 +50,39 @@ def evaluate(opcode: str, operands: Sequence[Array], attrs: Attrs, dtype: DType)
         if rule is None:
             raise CompilerBug.at("TW040", f"no numeric rule for {opcode} on {dtype}")
         return np.asarray(rule(*arrays))
+
+
+def _halves(words: Array, dtype: DType) -> tuple[Array, Array]:
+    """The two floats that each word holds, as f64."""
+    found = (words & np.uint32(0xFFFF), words >> np.uint32(16))
+    low, high = (half.astype(np.uint16).view(dtype.numpy).astype(np.float64) for half in found)
+    return low, high
+
+
+def _pair_bytes(arrays: Sequence[Array], attrs: Attrs) -> Array:
+    word = arrays[0] >> np.uint32(16) if attrs.get("upper") else arrays[0]
+    high = np.uint32(int(attrs["high"]) * 0x01000100)  # type: ignore[call-overload]
+    return np.asarray(word & np.uint32(0xFF) | (word & np.uint32(0xFF00)) << np.uint32(8) | high)
+
+
+def _add_pairs(arrays: Sequence[Array], attrs: Attrs) -> Array:
+    dtype = _attr_dtype(attrs)
+    low, high = (
+        convert(np.asarray(a + b), f64, dtype).view(np.uint16).astype(np.uint32) for a, b in zip(*(_halves(x, dtype) for x in arrays), strict=True)
+    )
+    return np.asarray(low | high << np.uint32(16))
+
+
+def _dot_pairs(arrays: Sequence[Array], attrs: Attrs) -> Array:
+    dtype, half = _attr_dtype(attrs), len(arrays) // 2
+    total: Array | float = 0.0
+    for a, b in zip(arrays[:half], arrays[half:], strict=True):
+        (a_low, a_high), (b_low, b_high) = _halves(a, dtype), _halves(b, dtype)
+        total = total + (a_low * b_low + a_high * b_high)
+    return np.asarray(total).astype(np.float32)
+
+
+_PAIRS: dict[str, Callable[[Sequence[Array], Attrs], Array]] = {"pair_bytes": _pair_bytes, "add_pairs": _add_pairs, "dot_pairs": _dot_pairs}
 
 
 def _attr_dtype(attrs: Attrs) -> DType:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.base.dtypes import DType, bool_, compute_dtype, i32, i64
+from tilewright.base.dtypes import DType, bf16, bool_, compute_dtype, f16, f32, i32, i64, u32
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attrs
 from tilewright.ir.opdef import ALL_STAGES as ALL_STAGES
@@ -110,6 +110,39 @@ def _bitcast(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if first.dtype.bits != target.bits or first.dtype.is_bool or target.is_bool:
         raise _fail(f"cannot reinterpret {first.dtype} as {target}")
     return (with_dtype(first, target),)
+
+
+def _words_of(types: Sequence[Type], count: int) -> NumberType:
+    first = _numbers(types, count)
+    if first.dtype is not u32:
+        raise _fail(f"takes u32, got {first.dtype}")
+    return first
+
+
+def _pair_dtype(attrs: Attrs) -> None:
+    if attrs.get("dtype") not in (bf16, f16):
+        raise _fail("dtype is bf16 or f16")
+
+
+def _pair_bytes(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    high = attrs.get("high")
+    if not isinstance(high, int) or not 0 <= high < 256 or not isinstance(attrs.get("upper", False), bool):
+        raise _fail("takes high, a byte, and upper, a bool")
+    return (_words_of(types, 1),)
+
+
+def _add_pairs(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _pair_dtype(attrs)
+    return (_words_of(types, 2),)
+
+
+def _dot_pairs(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _pair_dtype(attrs)
+    if not types or len(types) % 4:
+        raise _fail("takes as many words of one factor as of the other, an even number")
+    if attrs.get("spread", 1) not in (1, 4):
+        raise _fail("spread is 1 or 4")
+    return (with_dtype(_words_of(types, len(types)), f32),)
 
 
 def _dtype(attrs: Attrs) -> DType:
@@ -459,6 +492,14 @@ _define("select", "`select cond, a, b`: a where cond holds, else b.", _select)
 _define("cast", "Convert to `dtype`: floats round to nearest even; float to integer truncates and saturates, NaN gives 0; integers wrap; "
         "to bool is `!= 0`.", _cast)  # fmt: skip
 _define("bitcast", "Reinterpret the bits as `dtype` of the same width.", _bitcast)
+
+# Words of two narrow floats, for products with packed weights on matrix instructions (`lower_row_dots`).
+_define("pair_bytes", "The two lower bytes of a u32, or with `upper` the two upper ones, as the lower bytes of two 16-bit halves; the upper byte of both is `high`.",
+        _pair_bytes, "loop tile")  # fmt: skip
+_define("add_pairs", "The sums of the two floats of `dtype`, bf16 or f16, that each word holds, each rounded once.", _add_pairs)
+_define("dot_pairs", "`dot_pairs %a…, %b… {dtype, spread}`: words of two floats of `dtype` each; the sum of all products of a's with b's, in f32. With `spread` 4 a lowering "
+        "may give what four neighbours along a sum have together to one of them, and zero to the others: whoever says so treats them alike, and adds them up.",
+        _dot_pairs, "loop tile")  # fmt: skip
 
 # Functions: expanded to arithmetic by the pass expand_math; the bound holds on every target. An attribute `narrow` says that
 # only as many bits count as that dtype has: the bound is then one ulp of it.

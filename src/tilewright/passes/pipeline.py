@@ -26,13 +26,16 @@ from tilewright.passes.from_tree.link_blocks import link_parts
 from tilewright.passes.from_tree.lower_tree import lower_kernel
 from tilewright.passes.late.bounds_checks import Site, check_bounds
 from tilewright.passes.late.divide_by_reciprocal import divide_by_reciprocal
+from tilewright.passes.late.early_loads import early_loads
 from tilewright.passes.late.exact_functions import exact_functions
 from tilewright.passes.late.expand_casts import expand_casts
 from tilewright.passes.late.expand_math import expand_math
 from tilewright.passes.late.expand_random import expand_random
+from tilewright.passes.late.fetch_rows import fetch_rows
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
 from tilewright.passes.late.merge_loads import merge_loads
+from tilewright.passes.late.merge_stores import merge_stores
 from tilewright.passes.late.minmax_before_widening import minmax_before_widening
 from tilewright.passes.loop.clip_windows import clip_windows
 from tilewright.passes.loop.collapse import collapse
@@ -54,6 +57,7 @@ from tilewright.passes.packed.split_blocks import split_blocks
 from tilewright.passes.packed.stage_units import stage_units
 from tilewright.passes.packed.units import packed_units
 from tilewright.passes.packed.unpack_blocks import unpack_blocks
+from tilewright.passes.packed.unpack_weights import unpack_weights
 from tilewright.passes.program.drop_empty import drop_empty
 from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
@@ -344,13 +348,29 @@ STAGE_UNITS = Pass(
     "stage_units", "program", "program", stage_units,
     "GPU: what packed rows are multiplied with is laid out for the lanes that read it.", takes=("plans",), gives="plans",
 )  # fmt: skip
+UNPACK_WEIGHTS = Pass(
+    "unpack_weights", "program", "program", unpack_weights,
+    "GPU: packed weights of products with many rows are unpacked to scratch first, in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
+)  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
-    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.",
+    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.", takes=("schedule",),
 )  # fmt: skip
 MERGE_LOADS = Pass(
     "merge_loads", "thread", "thread", merge_loads,
     "Loads of neighbouring elements become one.",
+)  # fmt: skip
+MERGE_STORES = Pass(
+    "merge_stores", "thread", "thread", merge_stores,
+    "Stores of neighbouring elements become one.",
+)  # fmt: skip
+FETCH_ROWS = Pass(
+    "fetch_rows", "thread", "thread", fetch_rows,
+    "The first rows of a product are asked for before the kernel launched before has ended.", takes=("schedule",),
+)  # fmt: skip
+EARLY_LOADS = Pass(
+    "early_loads", "thread", "thread", early_loads,
+    "Loads of arrays that a kernel only reads come before its first barrier.",
 )  # fmt: skip
 LOWER_WINDOWS = Pass(
     "lower_windows", "tile", "thread", lower_windows,
@@ -499,6 +519,10 @@ WITH_LANES = When(
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
+UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
+WITH_WORDS = When("products of packed rows, `family=gemv`, and kernels that unpack weights", lambda kernel, context: WITH_UNITS.holds(kernel, context) or UNPACKING.holds(kernel, context))
+WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
+WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)
 WITH_OWN_SUMS = When(
     "windows that overlap, and products with few rows, on a GPU",
     lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
@@ -550,6 +574,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     ),
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
+        Step(UNPACK_WEIGHTS, "Before all that prepares operands, which are plain arrays after it."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
@@ -582,7 +607,10 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
         Step(EXPAND_DOTS, "Before simplify's last turn, which shares what rows have in common.", ON_CPU),
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
-        Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
+        Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
+        Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
+        Step(FETCH_ROWS, "After merge_loads: one fetch for what one load reads.", WITH_FETCH),
+        Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
         Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
@@ -689,10 +717,10 @@ def from_block(typed: TypedKernel, trace: Trace) -> Program:
     return run_on_program(ORDERS["blocks"][0].only_pass, typed, PassContext(), trace)[0]
 
 
-def join_blocks(graph: BlockGraph, programs: tuple[Program, ...], trace: Trace) -> Program:
+def join_blocks(graph: BlockGraph, programs: tuple[Program, ...], trace: Trace, metadata: KernelMetadata | None = None) -> Program:
     """The loop-stage program of a graph of blocks, from those of its blocks."""
     _, link, *rest = ORDERS["blocks"]
-    program, context = run_on_program(link.only_pass, graph, PassContext(programs=programs), trace)
+    program, context = run_on_program(link.only_pass, graph, PassContext(programs=programs, metadata=metadata), trace)
     return run_order(rest, program, context, trace)[0]
 
 

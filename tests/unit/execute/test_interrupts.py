@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -96,6 +95,8 @@ calls = {
 for call in calls.values():
     call(2)
 found = {}
+# Shells start background jobs with the signal ignored, and Python then leaves it so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 faulthandler.dump_traceback_later(45, exit=True)
 
 def interrupt():
@@ -119,6 +120,31 @@ try:
     found["just before"] = "it ended by itself"
 except KeyboardInterrupt:
     found["just before"] = time.perf_counter() - start
+# The system lets another thread handle the signal, which has told Python nothing yet when the call begins.
+from tilewright.runtime.cpu import interrupts
+state = interrupts._state()
+python_handler, state.previous = state.previous, ctypes.cast(ctypes.CDLL(None).sleep, ctypes.c_void_p).value
+idle = threading.Thread(target=lambda: time.sleep(1.5), daemon=True)
+idle.start()
+signal.pthread_kill(idle.ident, signal.SIGINT)  # sleeps for as many seconds as the signal's number is, two
+try:
+    rounds(few, long)
+    found["another thread heard"] = "it ended by itself"
+except KeyboardInterrupt:
+    found["another thread heard"] = True
+state.previous = python_handler
+idle.join()
+# The signal comes while the call puts the handler back in its place.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+look = signal.getsignal
+signal.getsignal = lambda number: (ctypes.pythonapi.PyErr_SetInterrupt(), look(number))[1]
+start = time.perf_counter()
+try:
+    rounds(few, long)
+    found["while looking"] = "it ended by itself"
+except KeyboardInterrupt:
+    found["while looking"] = time.perf_counter() - start
+signal.getsignal = look
 found["after"] = bool((rounds(many, 2) == rounds(few, 2)[0]).all())
 
 # A handler of one's own decides: the call goes on to its end.
@@ -171,14 +197,10 @@ def test_ctrl_c_ends_long_kernels(tmp_path: Path) -> None:
     path = tmp_path / "interrupts.py"
     path.write_text(SCRIPT, encoding="utf-8")
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
-    if "Timeout (" in done.stderr:
-        # Seen once in many runs beside others that kept all cores busy, and never alone: said, and tried again.
-        warnings.warn(f"an interrupt was not seen:\n{done.stderr[-2000:]}", stacklevel=1)
-        done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    flags = {"after", "own handler", "set back", "main waits", "other thread"}
+    flags = {"after", "own handler", "set back", "main waits", "other thread", "another thread heard"}
     assert {name: found[name] for name in flags} == dict.fromkeys(flags, True)
     times = {name: value for name, value in found.items() if name not in flags}
-    assert len(times) == 10
+    assert len(times) == 11
     assert all(isinstance(value, float) and value < 0.2 for value in times.values()), times

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.base.dtypes import by_name
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
@@ -255,3 +256,88 @@ def test_what_is_done_to_an_element_first_is_not_taken_for_one() -> None:
     stages = lowered(moved, w, x)  # type: ignore[arg-type]
     assert not isinstance(stages.schedules[0], Gemv)
     np.testing.assert_allclose(wide(computed(stages, w.blocks, x)), (known + 1) @ wide(x), rtol=1e-4, atol=1e-4)
+
+
+# -- by matrix instructions ---------------------------------------------------------------------------------------------
+
+
+def packed_as(n: int, k: int, name: str) -> tuple[tw.PackedArray, np.ndarray]:
+    made = tw.quantize(numbers(np.float32, n, k), by_name(name))
+    return made, wide(np.asarray(tw.dequantize(made)))
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "q4_g32_f16", "q4_g64_f32_z", "q8_g32_f32", "q8_g128_f16_z"])
+def test_packed_rows_by_matrix_instructions(name: str) -> None:
+    w, known = packed_as(19, 768, name)
+    for x in (numbers(BF16, 768), numbers(np.float16, 768), numbers(np.float32, 768)):
+        stages = check_packed(gemv, known @ wide(x), w, x)
+        assert stages.schedules[0].matrix  # type: ignore[union-attr]
+        opcodes = [op.opcode for op in walk(stages.thread.calls[0].kernel.body)]
+        assert "mma" in opcodes and "dot_pairs" not in opcodes
+    rows = numbers(BF16, 3, 768)
+    check_packed(few, wide(rows) @ known.T, w, rows)
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("q4_k", "m=1 n=32 k=256 unit=64 warps_n=2 lanes_n=8"), ("q5_k", "m=2 n=8 k=512 unit=64 warps_k=2 lanes_n=8"), ("q4_k", "m=1 n=24 k=512 unit=64 lanes_n=8 fetch=2 pdl=1"),
+    ("q8_0", "m=1 n=6 k=512 unit=8 warps_n=2 warps_k=2"), ("q6_k", "m=2 n=1 k=1024 unit=16"), ("q5_0", "m=1 n=4 k=256 unit=8 fetch=1 pdl=1"),
+])  # fmt: skip
+def test_matrix_schedules(name: str, words: str) -> None:
+    w, known = packed_as(21, 1280, name)
+    x, rows = numbers(BF16, 1280), numbers(np.float32, 5, 1280)
+    schedule = f"family=gemv vector=1 matrix=1 {words}"
+    assert parse_schedule(parse_schedule(schedule).describe()) == parse_schedule(schedule)
+    if "m=1" in words:
+        check_packed(gemv, known @ wide(x), w, x, schedule)
+    check_packed(few, wide(rows) @ known.T, w, rows, schedule)
+
+
+@pytest.mark.parametrize("k", [32, 96, 640])
+def test_short_packed_rows(k: int) -> None:
+    for name in ("q8_0", "q5_0"):
+        w, known = packed_as(33, k, name)
+        x = numbers(BF16, k)
+        stages = lowered(gemv, w, x)  # type: ignore[arg-type]
+        got = wide(computed(stages, w.blocks, x))
+        np.testing.assert_allclose(got, known @ wide(x), rtol=2e-5, atol=1e-5 * np.abs(known @ wide(x)).max())
+
+
+def test_infinities_of_x_meet_packed_rows() -> None:
+    w, known = packed_as(9, 512, "q8_0")
+    for dtype in (BF16, np.float32):
+        x = numbers(dtype, 512)
+        x[100] = np.inf
+        with np.errstate(invalid="ignore"):
+            want = known @ wide(x)
+        np.testing.assert_array_equal(wide(computed(lowered(gemv, w, x), w.blocks, x)), want)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("words", "said"), [("unit=64 lanes_n=8", "lanes_n=8: 1, or 8"), ("unit=64 lanes_n=4 matrix=1", "1, or 8"), ("unit=64 fetch=17", "0 to 16")])
+def test_what_a_matrix_schedule_cannot_be(words: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parse_schedule(f"family=gemv m=1 n=8 k=2048 vector=1 {words}")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("n=8 k=2048 unit=64 matrix=1", "not walked so"), ("n=8 k=2048 unit=64 stage_x=1 matrix=1", "with x as it lies"), ("n=8 k=2048 unit=64 fetch=1", "needs pdl=1"),
+])  # fmt: skip
+def test_what_matrix_schedules_are_refused(words: str, said: str) -> None:
+    w, _ = packed_as(8, 2048, "q4_k")
+    with pytest.raises(UserError, match=said):
+        lowered(gemv, w, numbers(BF16, 2048), schedule=f"family=gemv m=1 vector=1 {words}")  # type: ignore[arg-type]
+
+
+def test_rows_are_fetched_before_the_wait() -> None:
+    w, _ = packed_as(64, 2048, "q4_k")
+    stages = lowered(gemv, w, numbers(BF16, 2048), schedule="family=gemv m=1 n=16 k=1024 vector=1 unit=64 warps_k=4 lanes_n=8 matrix=1 pdl=1 fetch=2")  # type: ignore[arg-type]
+    ops = [op.opcode for op in stages.thread.calls[0].kernel.body.ops]
+    wait = ops.index("wait_previous")
+    assert ops.index("release_next") < ops.index("prefetch") < wait and "prefetch" not in ops[wait:] and "load" not in ops[:wait]
+
+
+def test_other_gpus_have_no_such_instructions() -> None:
+    w, known = packed_as(8, 512, "q8_0")
+    stages = lowered(gemv, w, numbers(BF16, 512), target="sm_75")  # type: ignore[arg-type]
+    assert not any(getattr(s, "matrix", False) for s in stages.schedules)
+    w, known = packed_as(8, 512, "q5_0")
+    assert not any(isinstance(s, Gemv) for s in lowered(gemv, w, numbers(BF16, 512), target="sm_75").schedules)  # type: ignore[arg-type]

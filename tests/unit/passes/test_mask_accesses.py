@@ -89,3 +89,10 @@ def test_it_assembles() -> None:
     modules = [(build_artifact(program(body, at, 64, t)["thread"], parse_target(t)).code.decode(), t) for t in targets for body, at in ((SCATTER, "i32"), (MOVED, "i64"), (GATHER, "i64"))]
     for found in assemble_all(modules):
         assert found.local <= 16  # predicates, of which there are few
+
+
+def test_tests_take_no_registers_from_blocks_that_are_inside() -> None:
+    """A kernel that moves numbers keeps all threads of a multiprocessor: what asks elements one by one may spill."""
+    attrs = program(MOVED, "i32", 64)["thread"].calls[0].kernel.attrs
+    assert attrs["min_blocks"] == 2048 // program(MOVED, "i32", 64)["thread"].calls[0].kernel.threads and "light" not in attrs
+    assert "min_blocks" not in program(SCATTER, "i32", 64)["thread"].calls[0].kernel.attrs

@@ -360,7 +360,7 @@ done:
 
 _INTERRUPTS = """
 @{stop} = external global i32
-@tilewright_interrupt_state = global {{ ptr, i64, i32, i32 }} zeroinitializer
+@tilewright_interrupt_state = global {{ ptr, i64, i32, i32, i32 }} zeroinitializer
 declare ptr @PyOS_getsig(i32) nonlazybind
 declare i32 @PyOS_InterruptOccurred() nonlazybind
 declare void @PyErr_SetInterrupt() nonlazybind
@@ -383,10 +383,27 @@ forward:
   %sent = call i32 @pthread_kill(i64 %main, i32 %signal)
   ret void
 here:
+  br i1 %mine, label %first, label %tell
+first:
+  ; The main thread may have been told by another one: then Python knows already.
+  %told = atomicrmw xchg ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 24), i32 0 seq_cst
+  %relayed = icmp ne i32 %told, 0
+  br i1 %relayed, label %known, label %tell
+tell:
   %before = load ptr, ptr @tilewright_interrupt_state
   call void %before(i32 %signal)
-  %act = and i1 %mine, %long
-  br i1 %act, label %ask, label %done
+  br label %known
+known:
+  ; A long call may have begun since: it has asked Python before Python knew.
+  %active.now = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 16) seq_cst, align 4
+  %long.now = icmp ne i32 %active.now, 0
+  br i1 %long.now, label %act, label %done
+act:
+  br i1 %mine, label %ask, label %relay
+relay:
+  store atomic i32 1, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 24) seq_cst, align 4
+  %resent = call i32 @pthread_kill(i64 %main, i32 %signal)
+  ret void
 ask:
   call void @ask()
   br label %done
@@ -418,7 +435,7 @@ watch:
   call void @call_python(ptr @tilewright_watch)
   %again = call ptr @PyOS_getsig(i32 {sigint})
   %now = icmp eq ptr %again, @tilewright_on_interrupt
-  br i1 %now, label %arm, label %begin
+  br i1 %now, label %arm, label %heard
 arm:
   store atomic i32 1, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 16) seq_cst, align 4
   ; A signal that came before this is known to Python alone, which looks again when the call has ended.
@@ -430,7 +447,7 @@ keep:
   call void @ask()
   br label %begin
 heard:
-  ; What it called in Python, here or to start the workers, may have raised already.
+  ; What it called in Python, here or to start the workers, may have raised already, and then our handler may not be there.
   %raised = call ptr @PyErr_Occurred()
   %quiet = icmp eq ptr %raised, null
   br i1 %quiet, label %begin, label %leave

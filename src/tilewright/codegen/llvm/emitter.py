@@ -682,6 +682,16 @@ def _fma(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return intrinsic(w, "fma", op.operands[0].type, *operands)
 
 
+def _add_pairs(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    type_, dtype = op.operands[0].type, op.attrs["dtype"]
+    assert isinstance(dtype, DType)
+    kind = llvm_type(type_)
+    pairs = llvm_type(Vec(dtype, 2 * (type_.width if isinstance(type_, Vec) else 1)))
+    first, second = (w.let(f"bitcast {kind} {v} to {pairs}") for v in operands)
+    total = w.let(f"fadd {pairs} {first}, {second}")
+    return w.let(f"bitcast {pairs} {total} to {kind}")
+
+
 def _const(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     value = op.attrs["value"]
     assert isinstance(value, int | float)
@@ -726,6 +736,6 @@ _HANDLERS: dict[str, Handler] = {
     "shl": _shift, "shr": _shift, "eq": _compare, "ne": _compare, "lt": _compare, "le": _compare, "gt": _compare,
     "ge": _compare, "isnan": _isnan, "select": _select, "cast": _cast, "bitcast": _bitcast, "neg": _negate, "abs": _absolute,
     "not": _not, "floor": _unary("floor"), "ceil": _unary("ceil"), "round": _unary("roundeven"), "trunc": _unary("trunc"),
-    "sqrt": _unary("sqrt"), "fma": _fma, "const": _const, "size": _size, "broadcast": _broadcast, "extract": _extract,
+    "sqrt": _unary("sqrt"), "fma": _fma, "add_pairs": _add_pairs, "const": _const, "size": _size, "broadcast": _broadcast, "extract": _extract,
     "pack": _pack, "every": _every, "load": FunctionWriter.load, "head": _head, **bits.HANDLERS,
 }  # fmt: skip

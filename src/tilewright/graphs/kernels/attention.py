@@ -146,6 +146,72 @@ def attention_cached(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array,
 
 
 @kernel
+def attention_window(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, window: int, scale: float) -> tw.Array:
+    """A query sees its own position in the cache, and those before it: `window` in all."""
+    sequences, tokens, groups, heads, depth = q.shape
+    length = k.shape[1]
+    out = tw.empty((sequences, tokens, groups, heads, depth), q.dtype)
+    for s, g, i, h in tw.grid(sequences, groups, tokens, heads):
+        most = -tw.inf
+        for j in range(length):
+            if j <= positions[s] + i and j > positions[s] + i - window:
+                score = 0.0
+                for d in range(depth):
+                    score += q[s, i, g, h, d] * k[s, j, g, d]
+                most = max(most, score * scale)
+        total = 0.0
+        for j in range(length):
+            if j <= positions[s] + i and j > positions[s] + i - window:
+                score = 0.0
+                for d in range(depth):
+                    score += q[s, i, g, h, d] * k[s, j, g, d]
+                total += tw.exp(score * scale - most)
+        for e in range(depth):
+            mixed = 0.0
+            for j in range(length):
+                if j <= positions[s] + i and j > positions[s] + i - window:
+                    score = 0.0
+                    for d in range(depth):
+                        score += q[s, i, g, h, d] * k[s, j, g, d]
+                    mixed += tw.exp(score * scale - most) * v[s, j, g, e]
+            out[s, i, g, h, e] = mixed / total
+    return out
+
+
+@kernel
+def attention_lengths(q: tw.Array, k: tw.Array, v: tw.Array, lengths: tw.Array, scale: float) -> tw.Array:
+    """Every query sees the first keys of its sequence, as many as count."""
+    sequences, tokens, groups, heads, depth = q.shape
+    length = k.shape[1]
+    out = tw.empty((sequences, tokens, groups, heads, depth), q.dtype)
+    for s, g, h, i in tw.grid(sequences, groups, heads, tokens):
+        most = -tw.inf
+        for j in range(length):
+            if j < lengths[s]:
+                score = 0.0
+                for d in range(depth):
+                    score += q[s, i, g, h, d] * k[s, j, g, d]
+                most = max(most, score * scale)
+        total = 0.0
+        for j in range(length):
+            if j < lengths[s]:
+                score = 0.0
+                for d in range(depth):
+                    score += q[s, i, g, h, d] * k[s, j, g, d]
+                total += tw.exp(score * scale - most)
+        for e in range(depth):
+            mixed = 0.0
+            for j in range(length):
+                if j < lengths[s]:
+                    score = 0.0
+                    for d in range(depth):
+                        score += q[s, i, g, h, d] * k[s, j, g, d]
+                    mixed += tw.exp(score * scale - most) * v[s, j, g, e]
+            out[s, i, g, h, e] = mixed / total
+    return out
+
+
+@kernel
 def attention_paged(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, table: tw.Array, scale: float) -> tw.Array:
     """A query sees the pages of its sequence up to its own position."""
     sequences, tokens, groups, heads, depth = q.shape

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tilewright.execute.kernel import kernel
+import functools
+from typing import Any
+
+from tilewright.base.dtypes import DType
+from tilewright.execute.kernel import Kernel, kernel
 from tilewright.frontend import words as tw
 
 
@@ -32,6 +36,38 @@ def mul_mat_bias(x: tw.Array, weight: tw.Array, bias: tw.Array) -> tw.Array:
             total += x[i, p] * weight[j, p]
         out[i, j] = total + bias[j]
     return out
+
+
+@kernel
+def mul_row(x: tw.Array, weight: tw.Array) -> tw.Array:
+    """One row times the rows of the weight."""
+    columns, depth = weight.shape
+    out = tw.empty((columns,), x.dtype)
+    for j in tw.grid(columns):
+        total = 0.0
+        for p in range(depth):
+            total += weight[j, p] * x[p]
+        out[j] = total
+    return out
+
+
+@kernel
+def mul_row_bias(x: tw.Array, weight: tw.Array, bias: tw.Array) -> tw.Array:
+    """One row times the rows of the weight, plus a number for each of these."""
+    columns, depth = weight.shape
+    out = tw.empty((columns,), x.dtype)
+    for j in tw.grid(columns):
+        total = 0.0
+        for p in range(depth):
+            total += weight[j, p] * x[p]
+        out[j] = total + bias[j]
+    return out
+
+
+mul_row_q8: Kernel[..., Any] = kernel(activations="q8")(mul_row.python)
+mul_row_bias_q8: Kernel[..., Any] = kernel(activations="q8")(mul_row_bias.python)
+mul_mat_q8: Kernel[..., Any] = kernel(activations="q8")(mul_mat.python)
+mul_mat_bias_q8: Kernel[..., Any] = kernel(activations="q8")(mul_mat_bias.python)
 
 
 @kernel
@@ -84,6 +120,22 @@ def softmax(x: tw.Array) -> tw.Array:
         for j in range(columns):
             out[i, j] = tw.exp(x[i, j] - most) / total
     return out
+
+
+@functools.cache
+def embedding_as(dtype: DType) -> Kernel[..., Any]:
+    """The rows of the weight that the ids name, as that dtype: rows of packed blocks are unpacked."""
+
+    @kernel
+    def embedded(ids: tw.Array, weight: tw.Array) -> tw.Array:
+        (rows,) = ids.shape
+        columns = weight.shape[1]
+        out = tw.empty((rows, columns), dtype)
+        for i, j in tw.grid(rows, columns):
+            out[i, j] = weight[ids[i], j]
+        return out
+
+    return embedded
 
 
 @kernel

@@ -46,7 +46,7 @@ def _rope_rule(call: NodeCall) -> TensorType:
 def _rope(call: NodeCall) -> Lowered:
     x = call["x"]
     found = call["frequencies"] if "frequencies" in call else _frequencies(x.sizes[-1].constant, call["theta"])
-    return Lowered(attention.rope_pairs if call["pairs"] else attention.rope, {"x": _sequences(x), "frequencies": found})
+    return Lowered(attention.rope_pairs if call["pairs"] else attention.rope, {"x": _sequences(x), "frequencies": found}, (TensorType(_sequences(x).sizes, x.dtype),))
 
 
 def _append_rule(call: NodeCall) -> TensorType:
@@ -76,8 +76,8 @@ def _check_table(call: NodeCall, rows: Tensor) -> None:
 def _append(call: NodeCall) -> Lowered:
     rows = _sequences(call["rows"])
     if "table" in call:
-        return Lowered(attention.append_paged, {"rows": rows})
-    return Lowered(attention.append, {"rows": rows, "cache": _sequences(call["cache"])})
+        return Lowered(attention.append_paged, {"rows": rows}, ())
+    return Lowered(attention.append, {"rows": rows, "cache": _sequences(call["cache"])}, ())
 
 
 def _attention_rule(call: NodeCall) -> TensorType:
@@ -96,6 +96,7 @@ def _attention_rule(call: NodeCall) -> TensorType:
         _check_positions(call, q)
         if call["causal"] is False:
             raise call.fail("causal=False with positions", "TW016", "queries see the cache up to their own position")
+    _check_span(call, q)
     _check_table(call, q)
     if "table" not in call:
         if q.ndim != k.ndim:
@@ -107,19 +108,37 @@ def _attention_rule(call: NodeCall) -> TensorType:
     return TensorType(q.sizes, q.dtype)
 
 
+def _check_span(call: NodeCall, q: Tensor) -> None:
+    """What limits the keys that queries see: a window behind their positions, or lengths of sequences."""
+    if call["window"] < 0:
+        raise call.fail(f"'window' is {call['window']}", "TW009", "give the number of positions that a query sees, its own included; 0 for all")
+    if call["window"] and ("positions" not in call or "table" in call):
+        raise call.fail("a window without positions, or with pages", "TW016", "a window needs positions=, and a cache that is one array")
+    if "lengths" in call:
+        lengths = call.rank("lengths", 1)
+        if not lengths.dtype.is_int:
+            raise call.fail(f"'lengths' is {lengths.form}, not an array of integers", "TW009")
+        if "positions" in call or call["causal"]:
+            raise call.fail("lengths with positions, or with causal=True", "TW016", "lengths are for queries that see all keys of their sequence")
+        call.same(lengths.sizes[0], q.sizes[0] if q.ndim == 4 else 1, "lengths, and the sequences of the queries")
+
+
 def _attention(call: NodeCall) -> Lowered:
     q, k = _sequences(call["q"]), call["k"]
     groups = k.sizes[-2].constant
     assert groups is not None
     *front, heads, depth = q.sizes
     scale = call["scale"] if call["scale"] is not None else float(depth.constant or 1) ** -0.5
-    given = {"q": q.reshape((*front, groups, heads.constant // groups, depth)), "scale": scale}
+    grouped = q.reshape((*front, groups, heads.constant // groups, depth))
+    given, made = {"q": grouped, "scale": scale}, (TensorType(grouped.sizes, q.dtype),)
     if "table" in call:
-        return Lowered(attention.attention_paged, given)
+        return Lowered(attention.attention_paged, given, made)
     given |= {"k": _sequences(k), "v": _sequences(call["v"])}
+    if "lengths" in call:
+        return Lowered(attention.attention_lengths, given, made)
     if "positions" in call:
-        return Lowered(attention.attention_cached, given)
-    return Lowered(attention.attention_causal if call["causal"] else attention.attention, given)
+        return Lowered(attention.attention_window if call["window"] else attention.attention_cached, given, made)
+    return Lowered(attention.attention_causal if call["causal"] else attention.attention, given, made)
 
 
 add_op(
@@ -137,8 +156,9 @@ add_op(
 )  # fmt: skip
 add_op(
     OpRecord(
-        "Attention", ("q", "k", "v", "positions?", "table?"), _attention_rule, _attention,
-        (OpParam("scale", (float, type(None)), None, "scalar", "what scores are multiplied by; 1/√features"), OpParam("causal", (bool, type(None)), None, doc="a query sees the keys up to its own place")),
+        "Attention", ("q", "k", "v", "positions?", "table?", "lengths?"), _attention_rule, _attention,
+        (OpParam("scale", (float, type(None)), None, "scalar", "what scores are multiplied by; 1/√features"), OpParam("causal", (bool, type(None)), None, doc="a query sees the keys up to its own place"),
+         OpParam("window", int, 0, doc="how many positions of a cache a query sees, up to its own; 0: all")),
         doc="softmax(q · k) · v. With positions, a query sees a cache up to its own position; fewer key heads serve groups of query heads",
     )
 )  # fmt: skip

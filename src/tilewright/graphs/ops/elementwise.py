@@ -50,9 +50,15 @@ def _pair_rule(call: NodeCall) -> TensorType:
 def _pair(kernel: Kernel[..., Any]) -> Callable[[NodeCall], Lowered]:
     def lower(call: NodeCall) -> Lowered:
         shape = broadcast(call, *(t for t in (call["x"], call["y"]) if isinstance(t, Tensor)))
-        return Lowered(kernel, {name: spread(call[name], shape) for name in ("x", "y")})
+        dtype = next(t.dtype for t in (call["x"], call["y"]) if isinstance(t, Tensor))
+        return Lowered(kernel, {name: spread(call[name], shape) for name in ("x", "y")}, (TensorType(shape, dtype),))
 
     return lower
+
+
+def _one(kernel: Callable[[NodeCall], Kernel[..., Any]]) -> Callable[[NodeCall], Lowered]:
+    """A kernel of each element."""
+    return lambda call: Lowered(kernel(call), {}, (TensorType(call["x"].sizes, call["x"].dtype),))
 
 
 def _one_rule(call: NodeCall) -> TensorType:
@@ -75,10 +81,10 @@ for _name, _function, _doc in (
     ("Silu", elementwise.silu, "x · sigmoid(x)"), ("Relu", elementwise.relu, "max(x, 0)"), ("Sigmoid", elementwise.sigmoid, "1 / (1 + exp(-x))"),
     ("Tanh", elementwise.tanh, "tanh(x)"), ("Exp", elementwise.exp, "exp(x)"),
 ):  # fmt: skip
-    add_op(OpRecord(_name, ("x",), _one_rule, _function, doc=_doc))
+    add_op(OpRecord(_name, ("x",), _one_rule, _one(lambda call, own=_function: own), doc=_doc))
 add_op(
     OpRecord(
-        "Gelu", ("x",), _one_rule, lambda call: elementwise.gelu_tanh if call["approximate"] else elementwise.gelu,
+        "Gelu", ("x",), _one_rule, _one(lambda call: elementwise.gelu_tanh if call["approximate"] else elementwise.gelu),
         (OpParam("approximate", bool, False, doc="the form with tanh"),), doc="x · Φ(x)",
     )
 )  # fmt: skip

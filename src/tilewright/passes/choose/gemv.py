@@ -20,10 +20,12 @@ from tilewright.ir.nodes import Kernel, Op
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.matrix import matrix_schedules
 from tilewright.passes.choose.row_dots import RowDots, find_row_dots
+from tilewright.passes.packed.matrix_units import matrix_format
 from tilewright.passes.packed.stage_units import can_stage
+from tilewright.passes.packed.units import UNITS
 from tilewright.passes.program.split_reductions import would_split
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 
 FEW_FOR_FMA = 4
 """Rows of x up to which plain arithmetic keeps up with memory; beyond them matrix instructions come first, where there are any."""
@@ -31,6 +33,8 @@ WIDE_UNIT = 32
 """Elements of a unit from which on the lanes of a warp read too far apart."""
 REGISTERS = 65536
 """Of a multiprocessor."""
+MATRIX_THREADS = 512
+"""Threads of a multiprocessor that keep memory busy with packed rows, by matrix instructions."""
 SHORTEST = 64
 """Terms of a sum below which a warp for each row has too little to do."""
 
@@ -39,7 +43,8 @@ def product_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) 
     """Schedules for the products a kernel computes, best first; none where it computes none."""
     matrix = matrix_schedules(kernel, target, sizes)
     rows = gemv_schedules(kernel, target, sizes)
-    if rows and (not matrix or rows[0].m <= FEW_FOR_FMA):
+    unpacked = any(isinstance(s, GpuProduct) and s.unpack for s in matrix)
+    if rows and (not matrix or unpacked or rows[0].m <= FEW_FOR_FMA or rows[0].matrix):
         return (*rows, *matrix)
     return (*matrix, *rows)
 
@@ -55,6 +60,9 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     if work.length < SHORTEST or would_split(kernel, target, sizes):
         return ()
     vector, early = 1 if found.formats else _vector(kernel, found), "early" in target.features
+    by_matrix = _matrix_schedules(found, work, target) if found.formats and target.has("mma", "bf16") else ()
+    if any(name not in UNITS for name in found.formats):
+        return by_matrix
     listed = [
         Gemv(work.m, rows * warps_n, 32 * warps_k * vector * vectors * found.unit, vector, warps_n, warps_k, found.m, found.n, found.unit, pdl=early)
         for rows in (1, 2, 4)
@@ -70,7 +78,51 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     ranked = sorted((s for s in fitting if s.resident), key=lambda s: (not _is_usual(s), gemv_cost(s, work, target)))
     # Nobody has measured what laying out x first gains: the tuner may.
     staged = [replace(s, stage_x=True) for s in ranked[:1] if found.unit >= WIDE_UNIT and can_stage(kernel)]
-    return (*ranked[:1], *staged, *ranked[1:])
+    return (*by_matrix, *ranked[:1], *staged, *ranked[1:])
+
+
+def _matrix_schedules(found: RowDots, work: GemvWork, target: Target) -> tuple[Gemv, ...]:
+    """Packed rows by matrix instructions, which take two rows of a lane at once. The fewest warps share a row that fill the device; what is left of a
+    last step is idle lanes."""
+    formats = [matrix_format(name) for name in found.formats]
+    lanes = {way.lanes for way in formats if way is not None}
+    if None in formats or len(lanes) != 1:
+        return ()
+    (lanes_n,), early = lanes, "early" in target.features
+    listed = [
+        Gemv(
+            work.m, rows * warps_n * lanes_n, 32 // lanes_n * warps_k * vectors * found.unit, 1, warps_n, warps_k, found.m, found.n, found.unit,
+            matrix=True, lanes_n=lanes_n, pdl=early,
+        )
+        for rows in (2, 4) for warps_k in (1, 2, 4, 8) for warps_n in (1, 2, 4) for vectors in (1, 2, 4) if 4 <= warps_n * warps_k <= 8
+    ]  # fmt: skip
+    fitting = [s for s in listed if s.has_room(target) and (s.k < 2 * work.length or s.vectors == s.warps_k == 1)]
+    fitting = [replace(s, resident=_matrix_resident(s, target)) for s in fitting]
+    return tuple(sorted(fitting, key=lambda s: matrix_cost(s, work, target)))
+
+
+def _matrix_resident(schedule: Gemv, target: Target) -> int:
+    """Blocks with room for the registers of the loads in flight, of x and of what is computed."""
+    per_row = {64: 12, 16: 14}.get(schedule.unit, 5)
+    words = schedule.vectors * (schedule.rows * per_row + schedule.unit // 2 * min(schedule.m, 2))
+    registers = min(255, 40 + words + 4 * schedule.rows * schedule.m)
+    return max(1, min(target.blocks_per_sm, target.threads_per_sm // schedule.threads, REGISTERS // (registers * schedule.threads)))
+
+
+def matrix_cost(schedule: Gemv, work: GemvWork, target: Target) -> tuple[float, ...]:
+    """Estimated microseconds, and what decides between equals: few warps that share a row, and four warps in a block."""
+    costs = target.costs.gemv
+    blocks = work.others * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    filled = min(1.0, min(schedule.resident, blocks / target.multiprocessors) * schedule.threads / MATRIX_THREADS)
+    uneven = -(-blocks // target.multiprocessors) / (blocks / target.multiprocessors) if blocks > target.multiprocessors else 1.0
+    steps = -(-work.length // schedule.k)
+    padded = steps * schedule.k / work.length
+    total = work.others * work.n * work.length * work.weight_bytes
+    reading = total / costs.stream * uneven / filled * (0.75 + 0.25 * padded)
+    return (
+        round(reading + 0.3 * (schedule.warps_k > 1) + 0.15 * (schedule.warps_k > 4) + 0.05 * steps, 2),
+        abs(log2(schedule.vectors * schedule.unit / WIDE_UNIT)), abs(log2(schedule.warps_n * schedule.warps_k / 4)), schedule.rows,
+    )  # fmt: skip
 
 
 def _is_usual(schedule: Gemv) -> bool:

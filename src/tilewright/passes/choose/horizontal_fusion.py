@@ -31,10 +31,20 @@ from tilewright.passes.choose.matrix import (
     warp_group_time,
 )
 from tilewright.passes.choose.mma import mma_schedules
+from tilewright.passes.packed.unpack_weights import unpacked_form
 from tilewright.passes.program.fuse import Refused
 from tilewright.passes.program.fuse_horizontally import Join, find_joins, joined_kernel, side_by_side
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import Amx, CpuPanels, Fma, MatrixSchedule, WarpProduct, Wgmma, products_of
+from tilewright.passes.schedules.matrix import (
+    Amx,
+    CpuPanels,
+    Fma,
+    GpuProduct,
+    MatrixSchedule,
+    WarpProduct,
+    Wgmma,
+    products_of,
+)
 from tilewright.passes.schedules.plans import Plans
 from tilewright.passes.schedules.text import parse_schedule
 
@@ -109,6 +119,9 @@ def _is_alone(schedule: Wgmma) -> bool:
 
 def nest_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Ranked:
     """Schedules of a kernel that has several products of the same rows, best first; none for any other."""
+    if target.simt and (form := unpacked_form(kernel)) is not None:
+        listed = nest_schedules(form.kernel, target, sizes)
+        return [(time, replace(s, unpack=True)) for time, s in listed if isinstance(s, GpuProduct)]
     products = side_by_side(kernel)
     if len(products) < 2:
         return []

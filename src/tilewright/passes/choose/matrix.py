@@ -24,6 +24,7 @@ from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.mma import mma_schedules
 from tilewright.passes.packed.stage_units import can_stage
+from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
@@ -60,6 +61,8 @@ def _number(size: Size, hints: Mapping[str, int]) -> int:
 
 def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
     """Schedules for the contraction the kernel is, best first; none where it is not one, or where plain loops serve it."""
+    if target.simt and (form := unpacked_form(kernel)) is not None:
+        return tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, GpuProduct) and _has_rows(form, hints))
     found = find_contraction(kernel)
     if found is None or not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b)):
         # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
@@ -72,6 +75,13 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         ranked.sort(key=lambda pair: pair[0])
         return (*(s for _, s in ranked), *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
+
+
+def _has_rows(form: UnpackedForm, hints: Mapping[str, int]) -> bool:
+    """Whether there is more than one row to unpack weights for."""
+    found = find_contraction(form.kernel)
+    shape = shape_of(found, hints) if found is not None else None
+    return shape is not None and min(shape.m, shape.n) > 1
 
 
 Ranked = list[tuple[float, Wgmma]]
@@ -173,6 +183,12 @@ def _by_warps(
 
 def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target: Target) -> MatrixSchedule:
     """The schedule somebody asked for. How operands are brought is kept from the choice, for it must fit them; what cannot be is refused."""
+    if any(isinstance(s, GpuProduct) and s.unpack for s in listed):
+        form = unpacked_form(kernel)
+        assert form is not None
+        chosen = forced(text, tuple(replace(s, unpack=False) for s in listed if isinstance(s, GpuProduct)), form.kernel, target)
+        assert isinstance(chosen, GpuProduct)
+        return replace(chosen, unpack=True)
     asked = parse_schedule(text)
     alike = [s for s in listed if s.family == asked.family]
     if not alike:

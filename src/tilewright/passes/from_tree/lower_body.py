@@ -242,6 +242,13 @@ class Draft:
         own = list(indices[len(indices) - len(shape) :])
         return [self.number(builder, 0, i64) if s.constant == 1 else i for s, i in zip(shape, own, strict=True)]
 
+    @staticmethod
+    def unrounded(value: Expr, array: ArrayInfo) -> Expr:
+        """What is stored, without the conversion that the store makes itself: f64 becomes f16 in one rounding, not by way of f32."""
+        while isinstance(value, Cast) and not value.rounds and value.dtype is array.dtype and array.dtype.is_small_float:
+            value = value.value
+        return value
+
     def cast(self, builder: Builder, value: Value, dtype: DType, rounds: bool) -> Value:
         if rounds and dtype.is_small_float:
             value = builder.cast(value, dtype)
@@ -273,7 +280,7 @@ class Draft:
             scope[stmt.var] = self.combine(builder, stmt.kind, before, self.expr(builder, stmt.value, scope))
         elif isinstance(stmt, Store):
             indices = [self.expr(builder, i, scope) for i in stmt.indices]
-            value = self.expr(builder, stmt.value, scope)
+            value = self.expr(builder, stmt.value if stmt.kind else self.unrounded(stmt.value, stmt.array), scope)
             if stmt.scatter:
                 self.accumulate(builder, stmt, indices, value)
                 return
@@ -524,6 +531,11 @@ def identity(kind: str, dtype: DType) -> int | float | bool:
     if kind == "and":
         return True if dtype.is_bool else -1 if dtype.kind == "i" else dtype.max_value
     return False if dtype.is_bool else 0
+
+
+def unchanging(kind: str, dtype: DType) -> int | float | bool:
+    """The same, bit for bit: 0 would make a negative zero positive, and its negative leaves both as they are."""
+    return -0.0 if kind == "add" and dtype.is_float else identity(kind, dtype)
 
 
 def _places_as_variables(stmts: tuple[Stmt, ...]) -> tuple[tuple[Stmt, ...], dict[Variable, Store]]:

@@ -257,7 +257,7 @@ class _TreeLowering:
         if isinstance(stmt.value, Reduce):
             value = draft.reduce_value(stmt.value, draft.indices)
         else:
-            value = draft.expr(draft.body, stmt.value, draft.scope, draft.indices)
+            value = draft.expr(draft.body, draft.unrounded(stmt.value, array), draft.scope, draft.indices)
         draft.store(draft.body, array, draft.indices, value)
 
     def can_join(self, draft: Draft, stmt: ArrayAssign) -> bool:

@@ -8,7 +8,7 @@ to 16 bytes where these are surely aligned. Only arrays that the kernel never wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis import divisors
@@ -21,6 +21,17 @@ WIDEST = 16
 Form = tuple[tuple[Value, ...], int]
 """Values that are added up, and a constant."""
 _WRITERS = frozenset({"store", "accumulate", "atomic", "atomic_store"})
+
+
+def sum_of(value: Value, made: Mapping[Value, Op], order: Mapping[Value, int]) -> Form:
+    """A value as a sum of others, sorted by `order`, and a constant."""
+    op = made.get(value)
+    if op is not None and op.opcode == "const" and isinstance(op.attrs["value"], int):
+        return (), op.attrs["value"]
+    if op is not None and op.opcode == "add" and isinstance(value.type, Scalar):
+        (first, one), (second, two) = (sum_of(v, made, order) for v in op.operands)
+        return tuple(sorted((*first, *second), key=lambda v: order.get(v, -1))), one + two
+    return (value,), 0
 
 
 def merge_loads(kernel: Kernel) -> Kernel:
@@ -39,13 +50,7 @@ class _Merging:
 
     def form(self, value: Value) -> Form:
         """A value as a sum of others and a constant."""
-        op = self.made.get(value)
-        if op is not None and op.opcode == "const" and isinstance(op.attrs["value"], int):
-            return (), op.attrs["value"]
-        if op is not None and op.opcode == "add" and isinstance(value.type, Scalar):
-            (first, one), (second, two) = (self.form(v) for v in op.operands)
-            return tuple(sorted((*first, *second), key=lambda v: self.order.get(v, -1))), one + two
-        return (value,), 0
+        return sum_of(value, self.made, self.order)
 
     def block(self, block: Block) -> Block:
         groups: dict[tuple[object, ...], list[tuple[int, Op]]] = {}

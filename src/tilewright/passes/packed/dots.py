@@ -58,6 +58,7 @@ def sums_of_blocks(body: Block, tensors: dict[Value, Value], formats: dict[Value
         if found is None:
             return None
         weights, lead, source, outer = found
+        lead, outer = (tuple(b.index(int(made[v].attrs["value"])) if v in made and made[v].opcode == "const" else v for v in some) for some in (lead, outer))
         dtype = formats[tensors[weights]]
         key = source, dtype.name
         if key not in rounded:
@@ -88,7 +89,7 @@ def _match(
     product = made.get(region.yields[0])
     if product is None or product.opcode != "mul" or product not in region.ops:
         return None
-    inside = {result for inner in region.ops for result in inner.results} | set(region.args)
+    inside = {result for inner in region.ops if inner.opcode != "const" for result in inner.results} | set(region.args)  # x[0, k] is a row, too
     sides: list[tuple[Value, Sequence[Value]]] = []
     for value in product.operands:
         source = made.get(value)

@@ -49,7 +49,7 @@ def stage_units(program: Program, plans: Plans) -> tuple[Program, Plans]:
 def can_stage(kernel: Kernel) -> bool:
     """Whether units are neighbours, and the factor depends on nothing that differs between the rows of w."""
     terms = packed_terms(kernel)
-    return len(terms) == 1 and UNITS[terms[0].format].whole and _factor(kernel, terms[0]) is not None
+    return len(terms) == 1 and terms[0].format in UNITS and UNITS[terms[0].format].whole and _factor(kernel, terms[0]) is not None
 
 
 def _factor(kernel: Kernel, term: PackedTerm) -> tuple[Value, tuple[Op, ...], tuple[Value, ...]] | None:

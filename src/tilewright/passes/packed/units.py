@@ -15,29 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tilewright.base.dtypes import DType, f16, f32, i8, i32, u8, u16, u32
+from tilewright.base.dtypes import DType, bf16, f16, f32, i8, i32, u8, u16, u32
+from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, floordiv
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of
-
-MAGIC, POWER = 0x4B000000, 8388608
-"""2^23 as a f32: its bits, and itself."""
-
-
-@record
-class UnitFormat:
-    """How a format is walked in units."""
-
-    word: DType
-    elements: int
-    """Of a unit."""
-    sum: Callable[[_Unit], Value]
-    """The sum over the unit that stands there."""
-    whole: bool = False
-    """The elements of a unit are neighbours."""
+from tilewright.passes.packed.matrix_units import matrix_format
+from tilewright.passes.packed.unit_words import Unit, UnitFormat, k_scales
+from tilewright.passes.schedules.gemv import Gemv
 
 
 @record
@@ -64,8 +52,14 @@ def packed_terms(kernel: Kernel) -> tuple[PackedTerm, ...]:
 
 def unit_of(terms: Sequence[PackedTerm]) -> int:
     """Elements of the units that all terms are walked in; 0 where they differ."""
-    sizes = {UNITS[t.format].elements for t in terms}
+    sizes = {_elements(t.format) for t in terms}
     return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _elements(name: str) -> int:
+    found = UNITS.get(name) or matrix_format(name)
+    assert found is not None
+    return found.elements
 
 
 def _term(reduction: Op, parallel: Op) -> PackedTerm | None:
@@ -81,7 +75,8 @@ def _term(reduction: Op, parallel: Op) -> PackedTerm | None:
     for value, other in (product.operands, tuple(reversed(product.operands))):
         element = made.get(value)
         format_ = str(element.attrs.get("packed", "")) if element is not None else ""
-        if format_ not in UNITS or _depends_on_bytes(other, made):
+        way = UNITS.get(format_) or matrix_format(format_)
+        if way is None or _depends_on_bytes(other, made):
             continue
         loads = [made[v] for v in sources(value, made) if v in made and made[v].opcode == "load" and dtype_of(v.type) is u8]
         places = {op.operands[0]: op for op in loads}
@@ -93,7 +88,7 @@ def _term(reduction: Op, parallel: Op) -> PackedTerm | None:
         if block is not None and block.opcode in ("floordiv", "shr") and block.operands[0] is region.args[0] and not any(v in made for v in lead):
             memory = tensor.type
             assert isinstance(memory, Tensor)
-            if memory.strides[-1] == ONE and _aligned(memory, UNITS[format_].word):
+            if memory.strides[-1] == ONE and _aligned(memory, way.word):
                 return PackedTerm(reduction, tensor, lead, format_, other)
     return None
 
@@ -123,12 +118,18 @@ def _is_constant(value: Value, made: dict[Value, Op], number: int) -> bool:
     return op is not None and op.opcode == "const" and op.attrs["value"] == number
 
 
-def packed_units(kernel: Kernel) -> Kernel:
+def packed_units(kernel: Kernel, schedule: Gemv) -> Kernel:
     """The kernel with sums over units; the very same one where its sums are of other things."""
     terms = {id(t.reduction): t for t in packed_terms(kernel)}
     if not terms:
         return kernel
-    views = {t.tensor: Value(words_of(t.tensor, UNITS[t.format].word), t.tensor.name) for t in terms.values()}
+    ways: dict[str, UnitFormat] = {}
+    for term in terms.values():
+        way = matrix_format(term.format) if schedule.matrix else UNITS.get(term.format)
+        if way is None or way.lanes != schedule.lanes_n:
+            raise UserError.at("TW005", f"{schedule.describe()}: rows of {term.format} are not walked so", kernel.span, _help(term.format))
+        ways[term.format] = way
+    views = {t.tensor: Value(words_of(t.tensor, ways[t.format].word), t.tensor.name) for t in terms.values()}
     b = Builder(kernel.span)
     mapping: dict[Value, Value] = {}
     for op in kernel.body.ops:
@@ -141,7 +142,7 @@ def packed_units(kernel: Kernel) -> Kernel:
             local = dict(mapping) | dict(zip(region.args, indices, strict=True))
             for part in region.ops:
                 if id(part) in terms:
-                    _sum(inner, terms[id(part)], views, local)
+                    _sum(inner, terms[id(part)], ways[terms[id(part)].format], views, local, schedule.matrix)
                 elif part.opcode != "yield":
                     clone_ops(inner, [part], local)
             return []
@@ -150,6 +151,11 @@ def packed_units(kernel: Kernel) -> Kernel:
             b.parallel([mapping.get(v, v) for v in op.operands], body, [a.name for a in region.args])
     changed = replace(kernel, params=tuple(views.get(p, p) for p in kernel.params), body=Block((), tuple(b.ops)))
     return eliminate_dead(changed)
+
+
+def _help(name: str) -> str:
+    ways = (("matrix=1", matrix_format(name)), ("matrix=0", UNITS.get(name)))
+    return "possible: " + ", ".join(f"{text} lanes_n={way.lanes} unit={way.elements}" for text, way in ways if way is not None)
 
 
 def words_of(tensor: Value, word: DType) -> Tensor:
@@ -161,8 +167,8 @@ def words_of(tensor: Value, word: DType) -> Tensor:
     return replace(memory, dtype=word, shape=shape, strides=(*(floordiv(s, size) for s in memory.strides[:-1]), ONE))
 
 
-def _sum(b: Builder, term: PackedTerm, views: dict[Value, Value], local: dict[Value, Value]) -> None:
-    reduction, way = term.reduction, UNITS[term.format]
+def _sum(b: Builder, term: PackedTerm, way: UnitFormat, views: dict[Value, Value], local: dict[Value, Value], matrix: bool) -> None:
+    reduction = term.reduction
     region = reduction.regions[0]
     made = {result: op for op in region.ops for result in op.results}
     needed = sources(term.other, made)
@@ -175,89 +181,30 @@ def _sum(b: Builder, term: PackedTerm, views: dict[Value, Value], local: dict[Va
     ops = [op for op in region.ops if any(r in needed for r in op.results) and not any(r in known for r in op.results)]
     length = b.op("floordiv", local.get(reduction.operands[0], reduction.operands[0]), b.index(way.elements))
 
+    wanted, cast = term.other, made.get(term.other)
+    if matrix and cast is not None and cast.opcode == "cast" and dtype_of(cast.operands[0].type) in (bf16, f16):
+        wanted = cast.operands[0]
+
     def body(inner: Builder, number: Value) -> list[Value]:
         def other(at: Builder, position: Value, offset: int) -> Value:
             own = {**local, region.args[0]: position}
             if known:
                 own |= dict.fromkeys(numbers, number) | dict.fromkeys(places, at.index(offset))
             clone_ops(at, ops, own)
-            return own.get(term.other, term.other)
+            return own.get(wanted, wanted)
 
         lead = [local.get(v, v) for v in term.lead]
-        return [way.sum(_Unit(inner, views[term.tensor], lead, number, other, way.elements))]
+        return [way.sum(Unit(inner, views[term.tensor], lead, number, other, way.elements))]
 
     with b.at(reduction.span):
         results = b.reduce("add", [length], body, [region.args[0].name])
     local.update(zip(reduction.results, results, strict=True))
 
 
-class _Unit:
-    """A unit of a row, and arithmetic on its words."""
-
-    def __init__(
-        self, b: Builder, tensor: Value, lead: Sequence[Value], number: Value, other: Callable[[Builder, Value, int], Value], elements: int
-    ) -> None:
-        self.b, self.tensor, self.lead, self.number, self.other, self.elements = b, tensor, lead, number, other, elements
-        memory = tensor.type
-        assert isinstance(memory, Tensor)
-        # Zero, as far as arrays fit memory, but no compiler knows: one that did would not keep 2^23 in a register, and take two instructions where
-        # one combines three registers.
-        self.nothing = b.cast(b.op("shr", b.index(memory.shape[-2]), b.index(48)), u32)
-
-    def split(self, count: int) -> None:
-        """There are so many units in a block: which block, and which of them it is."""
-        self.block = self.b.op("floordiv", self.number, self.b.index(count))
-        self.place = self.b.op("mod", self.number, self.b.index(count))
-
-    def digit(self, value: Value, below: int, radix: int) -> Value:
-        found = self.b.op("floordiv", value, self.b.index(below)) if below > 1 else value
-        return self.b.op("mod", found, self.b.index(radix)) if radix else found
-
-    def at(self, *terms: tuple[Value, int]) -> Value:
-        total: Value | None = None
-        for value, factor in terms:
-            term = self.b.mul(value, self.b.index(factor)) if factor != 1 else value
-            total = term if total is None else self.b.add(total, term)
-        assert total is not None
-        return total
-
-    def word(self, base: Value | None, offset: int) -> Value:
-        """A word of the block, as u32."""
-        place = self.b.index(offset) if base is None else self.b.add(base, self.b.index(offset)) if offset else base
-        return self.b.cast(self.b.op("load", self.tensor, *self.lead, self.block, place), u32)
-
-    def joined(self, low: Value, high: Value) -> Value:
-        return self.b.op("or", low, self.shl(high, 16))
-
-    def shr(self, value: Value, bits: int) -> Value:
-        return self.b.op("shr", value, self.b.const(bits, u32)) if bits else value
-
-    def shl(self, value: Value, bits: int) -> Value:
-        return self.b.op("shl", value, self.b.const(bits, u32))
-
-    def mask(self, value: Value, bits: int) -> Value:
-        return self.b.op("and", value, self.b.const(bits, u32))
-
-    def half(self, word: Value) -> Value:
-        """The f16 in the low half of a word, as f32."""
-        return self.b.cast(self.b.bitcast(self.b.cast(word, u16), f16), f32)
-
-    def float_of(self, word: Value, mask: int, less: int = 0, flip: int = 0) -> Value:
-        """The whole number that lies under `mask`, with the bits of `flip` turned over, less `less`, as f32."""
-        bits = self.b.op("xor", self.mask(word, mask), self.b.add(self.b.const(MAGIC | flip, u32), self.nothing))
-        return self.b.sub(self.b.bitcast(bits, f32), self.b.const(float(POWER + less), f32))
-
-    def x(self, base: Value, offset: int) -> Value:
-        return self.other(self.b, self.b.add(base, self.b.index(offset)) if offset else base, offset)
-
-    def times(self, value: Value, factor: float) -> Value:
-        return value if factor == 1.0 else self.b.mul(value, self.b.const(factor, f32))
-
-
 class _Sums:
     """Sums of products of numbers that lie at different places of words: one for each place."""
 
-    def __init__(self, unit: _Unit) -> None:
+    def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.parts: dict[int, Value] = {}
 
@@ -284,7 +231,7 @@ _HIGH = ((4, 0), (12, 0), (4, 16), (12, 16))
 compilers cut it out by two instructions."""
 
 
-def _nibbles(unit: _Unit, word: Value, low: _Sums, high: _Sums, xs: Sequence[tuple[Value, Value]], less: int) -> None:
+def _nibbles(unit: Unit, word: Value, low: _Sums, high: _Sums, xs: Sequence[tuple[Value, Value]], less: int) -> None:
     moved = unit.shr(word, 16)
     for sums, places, side in ((low, _LOW, 0), (high, _HIGH, 1)):
         for (shift, down), pair in zip(places, xs, strict=True):
@@ -299,7 +246,7 @@ def _plus(b: Builder, values: Sequence[Value]) -> Value:
     return found[0]
 
 
-def _q4_k(unit: _Unit) -> Value:
+def _q4_k(unit: Unit) -> Value:
     """64 elements: 32 bytes, the low nibbles of which are one sub-block and the high ones the next."""
     b = unit.b
     unit.split(4)
@@ -310,17 +257,8 @@ def _q4_k(unit: _Unit) -> Value:
     low, high = _Sums(unit), _Sums(unit)
     for j, word in enumerate(words):
         _nibbles(unit, word, low, high, xs[4 * j : 4 * j + 4], 0)
-    # Six bits each of two scales and two minima, side by side.
-    first = b.op("lt", unit.place, b.index(2))
-    shift = b.cast(b.mul(b.op("mod", unit.place, b.index(2)), b.index(16)), u32)
-    one, two, three = (b.op("shr", word, shift) for word in head[1:])
-    scales = b.select(first, unit.mask(one, 0x3F3F), b.op("or", unit.mask(three, 0x0F0F), unit.mask(unit.shr(one, 2), 0x3030)))
-    minima = b.select(first, unit.mask(two, 0x3F3F), b.op("or", unit.mask(unit.shr(three, 4), 0x0F0F), unit.mask(unit.shr(two, 2), 0x3030)))
-    d, m = unit.half(head[0]), unit.half(unit.shr(head[0], 16))
     total: Value | None = None
-    for side, sums in ((0, low), (1, high)):
-        scale = b.mul(d, unit.times(unit.float_of(scales, 63 << 8 * side), 2.0 ** (-8 * side)))
-        minimum = b.mul(m, unit.times(unit.float_of(minima, 63 << 8 * side), 2.0 ** (-8 * side)))
+    for side, (sums, (scale, minimum)) in enumerate(zip((low, high), k_scales(unit, head), strict=True)):
         plain = _plus(b, [pair[side] for pair in xs])
         own = b.sub(b.mul(scale, sums.total()), b.mul(minimum, plain))
         total = own if total is None else b.add(total, own)
@@ -328,7 +266,7 @@ def _q4_k(unit: _Unit) -> Value:
     return total
 
 
-def _q8_0(unit: _Unit) -> Value:
+def _q8_0(unit: Unit) -> Value:
     """8 elements: 8 bytes."""
     b = unit.b
     unit.split(4)
@@ -343,7 +281,7 @@ def _q8_0(unit: _Unit) -> Value:
     return b.mul(d, sums.total())
 
 
-def _q4_0(unit: _Unit) -> Value:
+def _q4_0(unit: Unit) -> Value:
     """8 elements: the low nibbles of four bytes, and 16 elements further on the high ones."""
     b = unit.b
     unit.split(4)
@@ -356,7 +294,7 @@ def _q4_0(unit: _Unit) -> Value:
     return b.mul(d, b.add(low.total(), high.total()))
 
 
-def _q6_k(unit: _Unit) -> Value:
+def _q6_k(unit: Unit) -> Value:
     """16 elements: four neighbours in each of four rows of 32, which share bytes."""
     b = unit.b
     unit.split(16)

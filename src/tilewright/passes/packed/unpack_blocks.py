@@ -73,7 +73,11 @@ def _rounds(metadata: KernelMetadata | None, kernel: Kernel) -> bool:
 
 def _check_rounded(program: Program, metadata: KernelMetadata | None, calls: Sequence[KernelCall]) -> None:
     """`activations="q8"` acts on some sum, or is refused."""
-    if metadata is None or metadata.activations != "q8" or any(call.kernel.attrs.get("activations") for call in calls):
+    if metadata is None or not any(own.activations == "q8" for own in (metadata, *(own for _, own in metadata.kernels))):
+        return
+    # Of a graph of blocks every kernel that says so has a sum of its own; of one kernel, some loop nest has.
+    asked = [call.kernel for call in calls if metadata.kernels and metadata.of(call.kernel.name).activations == "q8"]
+    if all(kernel.attrs.get("activations") for kernel in asked) and any(call.kernel.attrs.get("activations") for call in calls):
         return
     raise UserError.at(
         "TW016", f"activations=\"q8\" of {program.name} has nothing to round: no sum multiplies packed weights w[…, k] with activations x[…, k] over whole rows",

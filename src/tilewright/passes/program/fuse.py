@@ -120,14 +120,36 @@ def names_of(call: KernelCall) -> dict[Value, str]:
     return dict(zip(call.kernel.params, call.args, strict=True))
 
 
+_accesses: dict[int, tuple[Kernel, tuple[Value, ...], tuple[Value, ...]]] = {}
+"""By the identity of a kernel: what it writes and reads. Every pair of calls asks, and kernels never change."""
+
+
+def _accessed(kernel: Kernel) -> tuple[Kernel, tuple[Value, ...], tuple[Value, ...]]:
+    found = _accesses.get(id(kernel))
+    if found is None or found[0] is not kernel:
+        params = set(kernel.params)
+        written: dict[Value, None] = {}
+        read: dict[Value, None] = {}
+        for op in walk(kernel.body):
+            if op.opcode in ("load", "store", "atomic", "accumulate") and op.operands[0] in params:
+                if op.opcode != "load":
+                    written[op.operands[0]] = None
+                if op.opcode != "store":
+                    read[op.operands[0]] = None
+        if len(_accesses) >= 1024:
+            _accesses.clear()
+        found = _accesses[id(kernel)] = kernel, tuple(written), tuple(read)
+    return found
+
+
 def written_by(call: KernelCall) -> list[str]:
     names = names_of(call)
-    return list(dict.fromkeys(names[op.operands[0]] for op in walk(call.kernel.body) if _writes(op) and op.operands[0] in names))
+    return list(dict.fromkeys(names[value] for value in _accessed(call.kernel)[1]))
 
 
 def read_by(call: KernelCall) -> set[str]:
     names = names_of(call)
-    return {names[op.operands[0]] for op in walk(call.kernel.body) if op.opcode in ("load", "atomic", "accumulate") and op.operands[0] in names}
+    return {names[value] for value in _accessed(call.kernel)[2]}
 
 
 def _writes(op: Op) -> bool:
@@ -452,7 +474,9 @@ def _inlined(pair: _FusedPair) -> Program:
     element = [op for op in producer.body if op is not pair.store and not _writes(op)]
     work = sum(1 for op in element if op.opcode not in ("const", "size", "cast", "load"))
     heavy = any(OPS[op.opcode].group == "function" for op in element)
-    if (heavy or work > CHEAP) and any(_repeats(pair, load) for load in pair.loads):
+    # Packed weights that are only moved, as by `w.T`: the reader unpacks them as it would those that were not.
+    moved = any("packed" in op.attrs and pair.store.operands[-1] in op.results for op in element)
+    if not moved and (heavy or work > CHEAP) and any(_repeats(pair, load) for load in pair.loads):
         raise _NotFused(f"!every element would be computed many times over ({work} operations)")
     names = names_of(pair.calls[pair.first])
     consumer = pair.calls[pair.second]

@@ -145,6 +145,8 @@ class Fixed:
         if self.dtype is f64:
             total = b.add(total, self._times(b, b.cast(copies[3], f64), b.op("neg", self._room(b, counts))))
         total = self._times(b, total, b.op("neg", shift))
+        # An element that no term reached keeps its sign, a negative zero's too.
+        total = b.select(b.op("eq", copies[0], b.const(0, self._bits)), b.const(-0.0, f64), total)
         infinity = b.const(float("inf"), f64)
         flags = copies[1]
 

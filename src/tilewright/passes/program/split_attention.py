@@ -37,10 +37,17 @@ from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import tensor
 from tilewright.passes.common.split_form import SplitForm, find_split, made_of, tensor_of
 from tilewright.passes.schedules.attention import CpuAttention, MmaAttention
+from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.plans import Plan, Plans
 
 SHORTEST = 256
 """Keys of a part, at least, on a CPU."""
+SUM_COLUMNS, SUM_VECTOR = 32, 4
+"""Columns that a block of a GPU adds up, and those of one thread."""
+SUM_ROWS = 32
+"""Parts that a block reads side by side."""
+SUM_FEW = 8
+"""Parts below which there are many rows: blocks then have four times as many columns."""
 LOOP_STEP = 64
 """Keys that parts of plain loops are made of."""
 
@@ -78,7 +85,7 @@ def split_attention(program: Program, plans: Plans, target: Target, hints: Mappi
             kernel = parts.check(flags)
             calls.append(KernelCall(kernel, tuple(names[p] for p in kernel.params), call.loops))
             schedules.append(None)
-        for kernel, own in ((parts.first(), replace(schedule, splits=0)), (parts.second(), None)):
+        for kernel, own in ((parts.first(), replace(schedule, splits=0)), (parts.second(), parts.sum_schedule(target))):
             calls.append(KernelCall(kernel, tuple(names[p] for p in kernel.params), call.loops))
             schedules.append(own)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
@@ -398,10 +405,7 @@ class _Parts:
         clone_ops(b, [op for op in self.kernel.body.ops if op is not found.parallel], mapping)
         region = found.parallel.regions[0]
 
-        # A single row is no loop: nothing is stored by its index.
-        kept = [p for p in range(len(region.args)) if p != found.row or found.extents[p] != ONE]
-        # The columns are results of their own, where nothing is stored beside them: what is the same for all of them is little.
-        flat = found.loop is not None and not any(has_effects(op) for op in region.ops if op is not found.loop and op.opcode != "yield")
+        kept, flat = self._kept, self._flat
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
             env = {**mapping, self.row: inner.index(0)} | dict(zip([region.args[p] for p in kept], indices, strict=False))
@@ -419,7 +423,32 @@ class _Parts:
             extents, names = [*extents, b.index(found.column_extent)], [*names, found.column.name]
         with b.at(found.parallel.span):
             b.parallel(extents, body, names)
-        return self._finished(self.kernel.name, b, early=True)
+        return self._finished(self.kernel.name, b, early=True, sums_parts=True)
+
+    def sum_schedule(self, target: Target) -> Plan:
+        """How a GPU adds up the parts: a block has a few columns of a row, with lanes and warps down the parts, all of which are on their way at once.
+        None where any schedule will do."""
+        splits, columns = self.splits.constant, self.found.column_extent.constant
+        if not target.simt or not self._flat or splits is None or splits < 2 or columns is None or columns % SUM_VECTOR:
+            return None
+        step = 1 << splits.bit_length()  # more than there are: a step that is not full has no loop around it
+        rows = min(step, SUM_ROWS if step <= 2 * SUM_ROWS else 2 * SUM_ROWS)
+        lanes = (4 if splits < SUM_FEW and columns >= 4 * SUM_COLUMNS else 1) * SUM_COLUMNS // SUM_VECTOR
+        rows = max(1, min(rows, target.max_threads // lanes), target.warp_size // lanes)
+        rank = len(self._kept) + 1
+        return Schedule((*(1,) * (rank - 1), lanes * SUM_VECTOR), max(step, rows), SUM_VECTOR, vector_index=rank - 1, threads=lanes * rows)
+
+    @property
+    def _kept(self) -> list[int]:
+        """The parallel indices of the sums: a single row is no loop, since nothing is stored by its index."""
+        found = self.found
+        return [p for p in range(len(found.parallel.regions[0].args)) if p != found.row or found.extents[p] != ONE]
+
+    @property
+    def _flat(self) -> bool:
+        """Whether the columns are results of their own: nothing is stored beside them, and what is the same for all of them is little."""
+        found = self.found
+        return found.loop is not None and not any(has_effects(op) for op in found.parallel.regions[0].ops if op is not found.loop and op.opcode != "yield")
 
     def _sums(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value]) -> None:
         found = self.found
@@ -469,8 +498,8 @@ class _Parts:
             total = b.op("div" if scale.divides else "mul", total, self.value(b, scale.value, env))
         return total
 
-    def _finished(self, name: str, b: Builder, *further: Value, early: bool = False) -> Kernel:
-        attrs = MappingProxyType({**self.kernel.attrs, "early": True}) if early else self.kernel.attrs
+    def _finished(self, name: str, b: Builder, *further: Value, **marks: bool) -> Kernel:
+        attrs = MappingProxyType({**self.kernel.attrs, **marks})
         whole = eliminate_dead(Kernel(name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts, attrs=attrs, span=self.kernel.span))
         used = {v for op in walk(whole.body) for v in op.operands}
         return replace(whole, params=tuple(p for p in (*self.kernel.params, *self.partials, *further) if p in used))

@@ -33,7 +33,7 @@ from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, rewrite, rewrite_block
 from tilewright.ir.types import INDEX, Tensor, dtype_of, tensor
 from tilewright.passes.choose.loops import power_of_two
-from tilewright.passes.from_tree.lower_body import identity
+from tilewright.passes.from_tree.lower_body import unchanging
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.program.scatter_forms import CopySpec, ScatterForm, depends_on_order, form_for
 from tilewright.passes.schedules.loops import Schedule
@@ -151,7 +151,7 @@ class _Split:
                     "TW020", f"deterministic: a product of {scatter.type.dtype} at places that data decides depends on the order of its factors", self.kernel.span,
                     "add up logarithms, leave deterministic out, or run it on a CPU, which has an order",
                 )  # fmt: skip
-            form = form_for(scatter.kind, scatter.type.dtype, identity(scatter.kind, scatter.type.dtype), deterministic)
+            form = form_for(scatter.kind, scatter.type.dtype, unchanging(scatter.kind, scatter.type.dtype), deterministic)
             if form is not None:
                 held[scatter.memory] = _Copies(form, tuple(self._copy(scatter, spec.dtype) for spec in form.copies))
         fills = [self._call(self._fill(scatter, spec.start, copy)) for scatter in self.scatters for spec, copy in _pairs(held.get(scatter.memory))]
@@ -400,5 +400,5 @@ class _Split:
 
 def _start(scatter: _Scatter) -> int | float | bool:
     """What a copy holds before anything is combined: what changes nothing in an element of the array's own dtype."""
-    start = identity(scatter.kind, scatter.type.dtype)
+    start = unchanging(scatter.kind, scatter.type.dtype)
     return int(start) if scatter.wide.is_int else start

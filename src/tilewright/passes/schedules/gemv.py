@@ -38,11 +38,17 @@ class Gemv(MatrixSchedule):
     """Elements of a packed row that a lane takes together."""
     stage_x: bool = False
     """Lay x out first so that lanes that walk units read neighbours (`passes/packed/stage_units.py`)."""
+    matrix: bool = False
+    """Multiply packed rows by matrix instructions, as words of two narrow floats (`passes/packed/matrix_units.py`)."""
+    lanes_n: int = 1
+    """Lanes of a warp that have different rows; the others walk the sum."""
     resident: int = 0
     """Blocks that are to find room on a multiprocessor at once. The assembler then spends the registers that this leaves on loads in flight; with 0
     it saves registers, and loads wait for each other."""
     pdl: bool = False
     """Programmatic dependent launch: start before the kernel launched before has ended."""
+    fetch: int = 0
+    """Steps whose part of w is asked for before that kernel has ended (`passes/late/fetch_rows.py`)."""
 
     @property
     def to_tile(self) -> str:
@@ -55,12 +61,17 @@ class Gemv(MatrixSchedule):
     @property
     def vectors(self) -> int:
         """Vectors of a row that a lane loads in one step."""
-        return self.k // (MMA_LANES * self.warps_k * self.vector * self.unit)
+        return self.k // self.step
 
     @property
     def rows(self) -> int:
-        """Rows of w that a warp has."""
-        return self.n // self.warps_n
+        """Rows of w that a lane has."""
+        return self.n // (self.warps_n * self.lanes_n)
+
+    @property
+    def step(self) -> int:
+        """Terms of a sum that the lanes that share it take at once."""
+        return MMA_LANES // self.lanes_n * self.warps_k * self.vector * self.unit
 
     @property
     def staged_bytes(self) -> int:
@@ -70,24 +81,35 @@ class Gemv(MatrixSchedule):
         """Lanes walk the sum. The axes are those of the tiles: an index of which a block has one element has none."""
         order = sorted((index, extent) for index, extent in ((self.m_index, self.m), (self.n_index, self.n)) if extent > 1)
         across = [self.warps_n if index == self.n_index else 1 for index, _ in order]
+        lanes = [self.lanes_n if index == self.n_index else 1 for index, _ in order]
         ones = (1,) * len(order)
-        return Blocked((*ones, self.vector), (*ones, MMA_LANES), (*across, self.warps_k))
+        return Blocked((*ones, self.vector), (*lanes, MMA_LANES // self.lanes_n), (*across, self.warps_k))
 
     def validate(self) -> None:
-        for name in ("vector", "warps_n", "warps_k", "unit"):
+        for name in ("vector", "warps_n", "warps_k", "unit", "lanes_n"):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise UserError.at("TW005", f"{name}={value}: a schedule of family {self.family} has powers of two there")
-        step = MMA_LANES * self.warps_k * self.vector * max(1, self.unit)
-        if self.m < 1 or self.n < 1 or self.n % self.warps_n or self.k < step or self.k % step:
+        if not 0 <= self.fetch <= 16:
+            raise UserError.at("TW005", f"fetch={self.fetch}: 0 to 16 steps")
+        if self.lanes_n not in (1, 8) or (self.lanes_n > 1 and not self.matrix):
+            raise UserError.at("TW005", f"lanes_n={self.lanes_n}: 1, or 8 with matrix=1")
+        step = MMA_LANES // self.lanes_n * self.warps_k * self.vector * self.unit
+        if self.m < 1 or self.n < 1 or self.n % (self.warps_n * self.lanes_n) or self.k < step or self.k % step:
             raise UserError.at(
-                "TW005", f"n={self.n} k={self.k}: a block has warps_n={self.warps_n} times some rows, and steps of "
-                f"{MMA_LANES} lanes * warps_k * vector * unit = {step} times some terms",
+                "TW005", f"n={self.n} k={self.k}: a block has warps_n={self.warps_n} * lanes_n={self.lanes_n} times some rows, and steps of "
+                f"{MMA_LANES} lanes / lanes_n * warps_k * vector * unit = {step} times some terms",
             )  # fmt: skip
 
     def refusal(self, target: Target, operand: DType) -> str:
         if self.stage_x and self.unit < 2:
             return "stage_x lays out what packed rows are multiplied with: these rows are not packed"
+        if self.fetch and not self.pdl:
+            return "fetch asks for rows before the kernel launched before has ended: it needs pdl=1"
+        if self.matrix and (self.unit < 2 or self.stage_x):
+            return "matrix=1 multiplies packed rows, with x as it lies"
+        if self.matrix and not (target.has("mma") and target.has("bf16")):
+            return f"{target.name} has no matrix instructions of bf16"
         if self.threads > target.max_threads:
             return f"{self.threads} threads are more than the {target.max_threads} of a block"
         if not self.has_room(target):
@@ -95,9 +117,10 @@ class Gemv(MatrixSchedule):
         return ""
 
     def has_room(self, target: Target) -> bool:
-        legal = min(self.m, self.n, self.warps_n, self.warps_k, self.vector) >= 1 and self.n % self.warps_n == 0 and self.vectors >= 1
-        step = MMA_LANES * self.warps_k * self.vector * self.unit
+        legal = min(self.m, self.n, self.warps_n, self.warps_k, self.vector) >= 1 and self.n % (self.warps_n * self.lanes_n) == 0 and self.vectors >= 1
         words = self.vectors * (self.rows + self.m) * 4 + 2 * self.m * self.rows
         if self.unit > 1:
             words = self.vectors * self.unit * (2 * self.rows + 4 * self.m) // 8 + 2 * self.m * self.rows
-        return legal and self.k % step == 0 and self.threads <= target.max_threads and words <= 160
+        if self.matrix:
+            words //= 2
+        return legal and self.k % self.step == 0 and self.threads <= target.max_threads and words <= 160

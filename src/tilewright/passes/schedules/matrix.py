@@ -113,6 +113,8 @@ class GpuProduct(MatrixSchedule):
     registers from what the copy engine brings (`rs`, the first one), or by threads (`cp_async`, `threads`)."""
     horizontal: int = 1
     """Products of the same first factor that one block computes side by side, `n` results of each; `fuse_horizontally` makes them one kernel."""
+    unpack: bool = False
+    """A factor of packed weights is unpacked to scratch first, by a kernel of its own (`passes/packed/unpack_weights.py`)."""
 
     @property
     def to_tile(self) -> str:

@@ -9,15 +9,20 @@ reduction, as the schedule says. Sits right before the lowering to threads, afte
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from types import MappingProxyType
 
 from tilewright.base.dtypes import f32
 from tilewright.base.target import Target
 from tilewright.ir.layouts import Accumulator, Blocked, Layout, Shared
-from tilewright.ir.nodes import Block, Kernel, Value, walk
+from tilewright.ir.nodes import Attrs, Block, Kernel, Value, walk
 from tilewright.ir.types import Tile, dtype_of
 from tilewright.passes.schedules.attention import GpuAttention
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import MatrixSchedule
+
+_LIGHT_LOADS = 8
+"""Registers that a thread of a light kernel loads at once."""
 
 
 def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: Target) -> Kernel:
@@ -56,7 +61,20 @@ def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: 
             ),
         )
 
-    return replace(kernel, body=block(kernel.body), threads=threads)
+    return replace(kernel, body=block(kernel.body), threads=threads, attrs=_crowded(kernel, threads, target))
+
+
+def _crowded(kernel: Kernel, threads: int, target: Target) -> Attrs:
+    """The attributes of a kernel whose tests need more registers than what it does: it gets as few as a full multiprocessor has for each thread."""
+    attrs = {name: value for name, value in kernel.attrs.items() if name != "light"}
+    if "light" not in kernel.attrs:
+        return kernel.attrs
+    tiles = [op.result.type for op in walk(kernel.body) if op.opcode == "load" and isinstance(op.result.type, Tile)]
+    # Blocks at an edge have their loads once more.
+    held = sum(prod(tile.shape) * -(-dtype_of(tile).bits // 32) for tile in tiles) // 2
+    if held <= _LIGHT_LOADS * threads:
+        attrs["min_blocks"] = max(1, min(target.blocks_per_sm, target.threads_per_sm // threads))
+    return MappingProxyType(attrs)
 
 
 def matrix_layout(kernel: Kernel, schedule: MatrixSchedule) -> Accumulator | Blocked:

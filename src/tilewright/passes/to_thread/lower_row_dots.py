@@ -7,17 +7,23 @@ way together, and edges are predicates, not branches.
 
     %s = for … (%acc: tile<f32, [4, 512]>) { %w = load …; %x = load …; yield fma %w, %x, %acc }; %r = reduce_tile %s {add}
     -> four f32 are carried; each step is a chain of `fma` for each row; %r is five shuffles for each row
+
+`dot_pairs` becomes matrix instructions, whose 16 rows are two registers of 8 lanes, and whose sums go over 4 lanes. What a lane holds of a row is to be added
+up by itself, so b's 8 columns keep lanes apart. Where 8 lanes have different rows, column 2 t is the factor of lanes 4 g + t, and zero in the places of all other t; column 2 t + 1
+is that of another row of x. Where all 32 lanes walk the same row, column g is the factor of lanes 4 g … 4 g + 3, and the sum of those four is what lies on the
+diagonal; all else counts for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.base.dtypes import f32, u32
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
-from tilewright.passes.common.registers import Held, Registers, Shape, shape_of
+from tilewright.passes.common.registers import Cell, Held, Registers, Shape, shape_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
 
 
@@ -33,6 +39,14 @@ class RowDotLowering(TileLowering):
         super().__init__(kernel, target)
         self.sums = thread_sums(kernel)
         """Tiles of which a thread holds what its elements come to."""
+        self.has_pairs = any(op.opcode == "dot_pairs" for op in walk(kernel.body))
+
+    def coordinates(self, b: Builder) -> None:
+        super().coordinates(b)
+        if self.has_pairs:
+            group, twice = b.op("shr", self.lane, b.index(2)), b.mul(b.op("and", self.lane, b.index(3)), b.index(2))
+            self.even, self.odd = b.op("eq", group, twice), b.op("eq", group, b.add(twice, b.index(1)))
+            """Lanes whose column is the first or the second of the two that they get results of."""
 
     def summed_shape(self, shape: Shape) -> Shape:
         return tuple(1 if a == self.axis else e for a, e in enumerate(shape))
@@ -40,6 +54,12 @@ class RowDotLowering(TileLowering):
     # -- sums ---------------------------------------------------------------------------------------------------
 
     def lower_op(self, b: Builder, op: Op) -> None:
+        if op.opcode in ("pair_bytes", "dot_pairs"):
+            shape = shape_of(op.result)
+            operands = [self.registers(b, self.env[v], shape) for v in op.operands]
+            cells = self._paired(b, op, operands[0]) if op.opcode == "pair_bytes" else self._dots(b, op, operands)
+            self.env[op.result] = Registers(shape, cells)
+            return
         if not any(r in self.sums for r in op.results) or op.opcode in ("for", "if", "broadcast"):
             super().lower_op(b, op)
             return
@@ -55,6 +75,54 @@ class RowDotLowering(TileLowering):
             for numbers in zip(*parts, strict=True):
                 cells[own] = b.op("add", cells[own], numbers[0]) if op.opcode == "add" else b.fma(numbers[0], numbers[1], cells[own])
         self.env[op.result] = Registers(held.shape, cells)
+
+    # -- words of two floats ------------------------------------------------------------------------------------
+
+    def _paired(self, b: Builder, op: Op, words: Registers) -> dict[Cell, Value]:
+        high = b.const(int(op.attrs["high"]) * 0x01010101, u32)  # type: ignore[call-overload]
+        selector = b.const(0x4342 if op.attrs.get("upper") else 0x4140, u32)
+        found = {word: b.op("byte_perm", word, high, selector) for word in dict.fromkeys(words.cells.values())}
+        return {cell: found[word] for cell, word in words.cells.items()}
+
+    def _dots(self, b: Builder, op: Op, operands: Sequence[Registers]) -> dict[Cell, Value]:
+        half = len(operands) // 2
+        apart = op.attrs.get("spread", 1) == 1
+        dots: dict[int, dict[tuple[tuple[Value, ...], tuple[Value, ...]], list[Cell]]] = {}
+        for cell in self.cells(shape_of(op.result)):
+            words = tuple(o.cells[cell] for o in operands)
+            dots.setdefault(cell[-1], {}).setdefault((words[:half], words[half:]), []).append(cell)
+        cells: dict[Cell, Value] = {}
+        for wanted in dots.values():
+            rows, columns = (list(dict.fromkeys(key[side] for key in wanted)) for side in (0, 1))
+            for first in range(0, len(rows), 2):
+                pair = rows[first : first + 2]
+                for at in range(0, len(columns), 2 if apart else 1):
+                    own = columns[at : at + 2] if apart else columns[at : at + 1]
+                    if not any((row, column) in wanted for row in pair for column in own):
+                        continue
+                    results = self._multiplied(b, op, pair, own, apart)
+                    for r, row in enumerate(pair):
+                        for c, column in enumerate(own):
+                            cells.update(dict.fromkeys(wanted.get((row, column), ()), results[r][c]))
+        return cells
+
+    def _multiplied(
+        self, b: Builder, op: Op, rows: Sequence[tuple[Value, ...]], columns: Sequence[tuple[Value, ...]], apart: bool
+    ) -> list[list[Value]]:
+        """The sums of two rows (or one, twice) with one or two columns; with one column where lanes share a row."""
+        zero, none = b.const(0.0, f32), b.const(0, u32)
+        sums = [zero] * 4
+        for k in range(0, len(rows[0]), 2):
+            a = [rows[r % len(rows)][k + at] for at in (0, 1) for r in (0, 1)]
+            factors = [columns[0][k], columns[0][k + 1]]
+            if apart:
+                others = [columns[1][k], columns[1][k + 1]] if len(columns) > 1 else [none, none]
+                seconds = [b.select(self.odd, other, none) if other is not none else none for other in others]
+                factors = [b.select(self.even, one, other) for one, other in zip(factors, seconds, strict=True)]
+            sums = list(b.emit("mma", [*a, *factors, *sums], {"dtype": op.attrs["dtype"]}))
+        if apart:
+            return [sums[:2], sums[2:]]
+        return [[b.select(self.even, sums[r], b.select(self.odd, sums[r + 1], zero))] for r in (0, 2)]
 
     def _sum(self, b: Builder, value: Value, held: Held) -> Registers:
         """A sum as a thread has it. Zeros, from which sums begin, may have other uses: they are tiles like others until here."""

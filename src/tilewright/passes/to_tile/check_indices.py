@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import prod
+from types import MappingProxyType
 
 from tilewright.base.artifact import FAILURE, FAILURE_FIELDS, IndexSite
 from tilewright.base.dtypes import i64, u8, u16, u32, u64
@@ -27,7 +28,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Op, Value, is_watched, walk, watched_axes
+from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk, watched_axes
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import eliminate_dead, rewrite
 from tilewright.ir.types import Tensor, Tile, dtype_of, tensor
@@ -37,6 +38,11 @@ from tilewright.passes.to_tile.mask_accesses import MaskedAccesses
 
 _NARROW = 16
 """Bytes of registers that hold too few numbers of 64 bits to compare them together."""
+_LIGHT = frozenset({
+    "size", "program_id", "const", "iota", "broadcast", "add", "sub", "mul", "fma", "neg", "min", "max", "cast", "bitcast",
+    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "select", "load", "store", "if", "yield",
+})  # fmt: skip
+"""What kernels do that need few registers."""
 _FEW = 8
 """Comparisons that compilers chain without branches between them."""
 
@@ -55,12 +61,22 @@ def _checked(call: KernelCall, program: Program, target: Target, sites: list[Ind
     if not is_watched(call.kernel):
         return call
     failure, own = Value(tensor(i64, FAILURE_FIELDS, align=16), FAILURE), Sites(call, program.name, sites)
+    attrs = call.kernel.attrs
     if target.simt:
-        body = rewrite(call.kernel, MaskedAccesses(call.kernel, own, failure).one).body
+        masked = MaskedAccesses(call.kernel, own, failure)
+        body = rewrite(call.kernel, masked.one).body
+        if masked.seldom and not attrs.keys() & {"min_blocks", "max_registers"} and _is_light(call.kernel):
+            # Elements are asked one by one in blocks at an edge only: that must not take registers from blocks that are inside.
+            attrs = MappingProxyType({**attrs, "light": True})
     else:
         body = _Tests(call, failure, own, target.vector_bytes <= _NARROW).block(call.kernel.body)
-    kernel = eliminate_dead(replace(call.kernel, params=(*call.kernel.params, failure), body=body))
+    kernel = eliminate_dead(replace(call.kernel, params=(*call.kernel.params, failure), body=body, attrs=attrs))
     return replace(call, kernel=kernel, args=(*call.args, FAILURE))
+
+
+def _is_light(kernel: Kernel) -> bool:
+    """Whether a kernel moves numbers and computes next to nothing: it needs few registers, and many threads."""
+    return all(op.opcode in _LIGHT and not any(region.args for region in op.regions) for op in walk(kernel.body))
 
 
 @record

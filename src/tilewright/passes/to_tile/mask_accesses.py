@@ -30,11 +30,12 @@ from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwat
 
 @record
 class _Ends:
-    """Indices of a tile: the sum of these numbers, and from `low` to `high` more."""
+    """Indices of a tile: the sum of these numbers, less those taken off, and from `low` to `high` more."""
 
     numbers: tuple[Value, ...]
     low: int
     high: int
+    taken: tuple[Value, ...] = ()
 
 
 class MaskedAccesses:
@@ -43,6 +44,8 @@ class MaskedAccesses:
     def __init__(self, kernel: Kernel, sites: Sites, failure: Value) -> None:
         self.sites, self.failure = sites, failure
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
+        self.seldom = True
+        """All tests are of whole tiles: elements are asked only where one fails."""
 
     def one(self, b: Builder, op: Op) -> Sequence[Value] | None:
         axes = watched_axes(op)
@@ -54,8 +57,9 @@ class MaskedAccesses:
         whole: Value | None = None
         for axis, found in zip(axes, ends, strict=False):
             if found is None:
+                self.seldom = False
                 return self._element_by_element(b, op, axes)
-            low, high = (self._sum(b, found.numbers, offset) for offset in (found.low, found.high))
+            low, high = (self._sum(b, found, offset) for offset in (found.low, found.high))
             inside = b.logical_and(b.op("ge", low, b.index(0)), inside_of(b, high, b.index(memory.type.shape[axis])))
             whole = inside if whole is None else b.logical_and(whole, inside)
         assert whole is not None
@@ -81,21 +85,26 @@ class MaskedAccesses:
             return None
         if op.opcode == "iota":
             return _Ends((), 0, prod(shape_of(index)) - 1)
-        below = [self._ends(operand) for operand in op.operands] if op.opcode in ("broadcast", "add") else []
-        if not below or any(one is None for one in below):
-            return None
+        below = [self._ends(operand) for operand in op.operands] if op.opcode in ("broadcast", "add", "sub") else []
         known = [one for one in below if one is not None]
-        return _Ends(tuple(v for one in known for v in one.numbers), sum(one.low for one in known), sum(one.high for one in known))
+        if not below or len(known) < len(below):
+            return None
+        if op.opcode == "sub":
+            known[1] = _Ends(known[1].taken, -known[1].high, -known[1].low, known[1].numbers)
+        numbers, taken = [v for one in known for v in one.numbers], [v for one in known for v in one.taken]
+        return _Ends(tuple(numbers), sum(one.low for one in known), sum(one.high for one in known), tuple(taken))
 
     def _is_loaded(self, number: Value) -> bool:
         """Whether a number depends on what memory holds."""
         op = self.made.get(number)
         return op is not None and (op.opcode in ("load", "atomic") or bool(op.regions) or any(map(self._is_loaded, op.operands)))
 
-    def _sum(self, b: Builder, numbers: Sequence[Value], offset: int) -> Value:
+    def _sum(self, b: Builder, ends: _Ends, offset: int) -> Value:
         total = b.index(offset)
-        for number in numbers:
+        for number in ends.numbers:
             total = b.add(total, b.cast(number, i64))
+        for number in ends.taken:
+            total = b.sub(total, b.cast(number, i64))
         return total
 
     def _element_by_element(self, b: Builder, op: Op, axes: Sequence[int]) -> Sequence[Value]:

@@ -26,7 +26,7 @@ from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value, walk
 from tilewright.ir.rewrite import rewrite_block
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import shape_of
-from tilewright.passes.from_tree.lower_body import identity
+from tilewright.passes.from_tree.lower_body import unchanging
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.plans import Plan
 from tilewright.passes.to_tile.index_sites import inside_of
@@ -102,7 +102,7 @@ class _Sharing:
         for memory, copy in self.copies.items():
             kind, dtype = str(self.asked[memory].attrs["kind"]), dtype_of(memory.type)
 
-            def store(inner: Builder, places: Value, inside: Value | None, copy: Value = copy, start: object = identity(kind, dtype)) -> None:
+            def store(inner: Builder, places: Value, inside: Value | None, copy: Value = copy, start: object = unchanging(kind, dtype)) -> None:
                 assert isinstance(start, int | float)
                 value = inner.like(inner.const(start, dtype_of(copy.type)), places)
                 operands = [copy, places, value]

@@ -20,7 +20,7 @@ from tilewright.runtime.core.objects import ObjectCode, bind_symbol
 class _State(ctypes.Structure):
     """What the handler and the calls share; laid out as in the machine code."""
 
-    _fields_ = [("previous", ctypes.c_void_p), ("main", ctypes.c_uint64), ("active", ctypes.c_int32), ("count", ctypes.c_int32)]
+    _fields_ = [("previous", ctypes.c_void_p), ("main", ctypes.c_uint64), ("active", ctypes.c_int32), ("count", ctypes.c_int32), ("relayed", ctypes.c_int32)]
 
 
 def _watch() -> None:
@@ -64,7 +64,7 @@ def provide(code: ObjectCode) -> None:
 def _after_fork() -> None:
     if _code is not None:
         _state().main = threading.main_thread().ident or 0
-        _state().active = 0
+        _state().active = _state().relayed = 0
 
 
 def end_of_call(stopped: int) -> None:

@@ -1,0 +1,1 @@
+"""Files of models: GGUF, and folders of safetensors. Both open as a `ModelFile`."""

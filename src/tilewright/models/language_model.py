@@ -1,0 +1,147 @@
+"""A decoder that writes text: `tw.models.load("model.gguf")`.
+
+In: an open model file and a description of its architecture. Out: a `LanguageModel`: text, ids and logits. Nothing is compiled before it is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tilewright.base.dtypes import DType, f16, f32
+from tilewright.base.errors import UserError
+from tilewright.execute.arrays import as_dtype
+from tilewright.execute.devices import Device, array_device
+from tilewright.graphs.tensor import Tensor
+from tilewright.models import tokenizers
+from tilewright.models.config import read_shape
+from tilewright.models.fields import ModelFields
+from tilewright.models.formats.model_file import ModelFile
+from tilewright.models.generation import GenerationStats, Generator, SamplingSettings
+from tilewright.models.network import Network
+from tilewright.models.weights import ModelWeights
+
+Describe = Callable[[Network, Tensor, Tensor], Tensor]
+LONGEST = 4096
+"""The context where none is asked for, if the model has as much."""
+
+
+class LanguageModel:
+    """A decoder on a device."""
+
+    def __init__(self, file: ModelFile, fields: ModelFields, weights: ModelWeights, describe: Describe, place: Device, context: int | None = None, cache: Any = None, activations: str | None = None) -> None:
+        start = time.perf_counter()
+        self.file, self.fields, self.weights, self.place = file, fields, weights, place
+        self.architecture, self.device = fields.name, place.id
+        self.shape = read_shape(fields)
+        self.context = self._context(context)
+        gpu = array_device(place) is not None
+        self.cache_dtype: DType = as_dtype(cache) if cache is not None else f16 if gpu else f32
+        if not self.cache_dtype.is_float or self.cache_dtype.itemsize < 2:
+            raise UserError.at("TW009", f"cache is {self.cache_dtype}", help="give f32, f16 or bf16")
+        if activations not in (None, "exact", "q8"):
+            raise UserError.at("TW016", f"activations={activations!r}", help='give "q8" or "exact"')
+        self.activations = activations or ("q8" if place.kind == "cpu" else "exact")
+        """`q8`: what packed weights are multiplied with is rounded to eight bits, block by block."""
+        self.words = self._words()
+        self.generator = Generator(self._network, describe, place, self.context, self.cache_dtype)
+        describe_once(self._network(1), describe)  # missing weights and wrong shapes are errors of the load
+        self.load_seconds = time.perf_counter() - start
+
+    def _context(self, context: int | None) -> int:
+        most = self.shape.context
+        if context is None:
+            return min(most, LONGEST)
+        if isinstance(context, bool) or not isinstance(context, int) or context < 1:
+            raise UserError.at("TW009", f"context is {context!r}", help="give the number of tokens that a text may have")
+        if context > most:
+            raise UserError.at("TW013", f"context is {context}, and the model knows {most} positions", help=f"give at most {most}")
+        return context
+
+    def _words(self) -> int:
+        entry = self.weights("token_embd.weight")
+        if entry is None:
+            raise UserError.at("TW008", f"{self.fields.where}: the tensor 'token_embd.weight' is missing")
+        return int(entry.shape[0])
+
+    def _network(self, tokens: int) -> Network:
+        return Network(self.architecture, self.fields, self.shape, self.weights, tokens, self.cache_dtype, "q8" if self.activations == "q8" else "")
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        return tokenizers.from_model(self.file)
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Of the latest generation."""
+        return self.generator.stats
+
+    # -- what users call ----------------------------------------------------------------------------------------
+
+    def generate(self, prompt: str | Sequence[int], tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False) -> Iterator[str]:
+        """Pieces of the text that follows a prompt, as they are made; it ends with the model's own end, or after so many tokens.
+
+        The prompt is text, or ids of tokens. `special=True`: texts of control tokens in the prompt stand for these. Without a temperature the best token is chosen
+        each time; with one it is drawn: from the `top_k` best, and of those from the likeliest that have `top_p` of the probability.
+        """
+        ids = self.generate_ids(prompt, tokens, temperature, top_k, top_p, seed, special)
+        return (piece for piece in self.tokenizer.pieces(ids) if piece)
+
+    def generate_ids(self, prompt: str | Sequence[int], tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False) -> Iterator[int]:
+        """The same, as ids of tokens; the end token is not among them."""
+        settings = SamplingSettings(temperature, min(top_k, self.words) if isinstance(top_k, int) else top_k, top_p, seed)
+        settings.check()
+        ids = self.tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else list(self.checked(prompt))
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+            raise UserError.at("TW009", f"tokens is {tokens!r}", help="give how many tokens to make, at most")
+        if not ids:
+            raise UserError.at("TW009", "the prompt is empty", help="give a text, or ids of tokens")
+        if len(ids) > self.context:
+            raise UserError.at("TW013", f"the prompt has {len(ids)} tokens, and the context {self.context}", help=f"load the model with context={len(ids) + tokens}" if len(ids) <= self.shape.context else f"the model knows {self.shape.context} positions: give a shorter prompt")
+        return self._until_end(self.generator.tokens(ids, min(tokens, self.context - len(ids) + 1), settings), not isinstance(prompt, str))
+
+    def _until_end(self, ids: Iterator[int], is_raw: bool) -> Iterator[int]:
+        ends = frozenset() if is_raw and not self.has_tokenizer else self.tokenizer.eot
+        for token in ids:
+            if token in ends:
+                return
+            yield token
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return "tokenizer.ggml.model" in self.file.metadata if self.file.kind == "gguf" else (self.file.path / "tokenizer.json").exists()
+
+    def checked(self, ids: Iterable[int]) -> list[int]:
+        """Ids that the model has."""
+        found: list[int] = []
+        for number, token in enumerate(ids):
+            if isinstance(token, bool) or not hasattr(token, "__index__"):
+                raise UserError.at("TW009", f"token {number} is {token!r}", help="ids are whole numbers")
+            if not 0 <= int(token) < self.words:
+                raise UserError.at("TW013", f"token {number} is {int(token)}, and the model has ids up to {self.words - 1}")
+            found.append(int(token))
+        return found
+
+    def logits(self, tokens: str | Sequence[int]) -> np.ndarray:
+        """What the model expects after each token: [token, word], f32, on the host."""
+        ids = self.tokenizer.encode(tokens) if isinstance(tokens, str) else self.checked(tokens)
+        if len(ids) > self.context:
+            raise UserError.at("TW013", f"{len(ids)} tokens, and the context is {self.context}", help=f"load the model with context={len(ids)}")
+        return self.generator.scores(ids, self.words)
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        raise UserError.at("TW005", f"a model of the architecture '{self.architecture}' writes text, and embeds none", help="embed with an encoder: bert")
+
+    def __repr__(self) -> str:
+        return f"<{self.architecture} of {self.file.path.name}: {self.shape.layers} layers, {self.shape.width} wide, context {self.context}, on {self.device}>"
+
+
+def describe_once(net: Network, describe: Describe) -> None:
+    """Build the network without running it."""
+    from tilewright.base.dtypes import i32
+
+    describe(net, net.graph.input("ids", (net.tokens,), i32), net.graph.input("position", (1,), i32))

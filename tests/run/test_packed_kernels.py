@@ -259,7 +259,7 @@ def test_rounded_rows_of_narrow_floats(dtype: DType) -> None:
         close(rounded_batch(w, x, device=device), expected, 512)
 
 
-@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("dtype", [tw.q4_0, tw.q5_1, tw.q5_k, tw.q6_k, tw.q8_group(64, zero_point=True)], ids=str)
 def test_rounded_rows_and_columns_together(dtype: DType) -> None:
     """Some rows of weights and of activations are multiplied together, those that are left one by one."""
     cols = 2 * dtype.block
@@ -291,6 +291,31 @@ def test_rounded_products_of_slices_and_nothing() -> None:
     close(rounded(whole[2:15:3], one), tw.dequantize(whole[2:15:3]).astype(np.float64) @ eight_bits(one, 256), 512)
     assert rounded(whole[:0], one).shape == (0,)
     assert rounded_batch(whole, np.zeros((0, 512), np.float32)).shape == (0, 19)
+
+
+def test_plain_rows_on_arm_are_taken_together() -> None:
+    """Without rounding too, rows of whole blocks are multiplied four at a time: with activations of narrow floats, and NaN."""
+
+    @tw.kernel
+    def rows(w: tw.Array, x: tw.Array) -> tw.Array:
+        count, cols = w.shape
+        out = tw.empty((count,), tw.f32)
+        for i in tw.grid(count):
+            total = 0.0
+            for k in range(cols):
+                total += w[i, k] * x[k]
+            out[i] = total
+        return out
+
+    for dtype, floats in ((tw.q5_1, tw.f16), (tw.q4_k, tw.f32)):
+        w, x = tw.quantize(normal(6, 512), dtype), normal(512).astype(floats.numpy)
+        stages = rows.stages(w, x, target="aarch64-neon").stages
+        assert [op.attrs["rows"] for call in stages.tile.calls for op in walk(call.kernel.body) if op.opcode == "packed_dots"] == [4, 1]
+        expected = tw.dequantize(w).astype(np.float64) @ x.astype(np.float64)
+        for device in ("cpu", "emulator:tile", "emulator:thread"):
+            close(rows(w, x, device=device), expected, 512)
+        x[7] = np.nan
+        assert np.isnan(rows(w, x)).all()
 
 
 def test_rounding_is_said_and_refused_where_there_is_none() -> None:

@@ -21,7 +21,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops_lanes import packed_operands
 from tilewright.ir.rewrite import rewrite_block
 from tilewright.ir.types import Tensor
-from tilewright.passes.packed.block_dots import BYTES, BlockBytes, as_float, form_of
+from tilewright.passes.packed.block_dots import BYTES, BlockBytes, Piece, as_float, form_of
 
 LANES = 4
 LINE = 64
@@ -53,11 +53,13 @@ class _RowDots:
         tensor = self.weights.type
         assert isinstance(tensor, Tensor)
         b = self.b
-        together = len(self.rows) == LANES
+        together = len(self.rows) == LANES and self.scale is not None
         count = len(self.columns) if together else len(self.rows) * len(self.columns)
         zero = b.op("broadcast", b.const(0.0, f32), width=LANES)
 
         def step(inner: Builder, index: Value, *sums: Value) -> list[Value]:
+            if self.scale is None:
+                return _PlainStep(self, inner, index).add(list(sums))
             return _BlockStep(self, inner, index).add(list(sums), together)
 
         ends = b.for_(b.index(0), b.index(tensor.shape[-2]), b.index(1), [zero] * count, step, name="block")
@@ -89,6 +91,7 @@ class _BlockStep:
         return self.b.op("load", self.dots.numbers, *self.dots.columns[column], self.index, self.b.index(place), width=BYTES)
 
     def x_scale(self, column: int) -> Value:
+        assert self.dots.scale is not None
         return self.b.op("load", self.dots.scale, *self.dots.columns[column], self.index)
 
     def x_sum(self, column: int) -> Value:
@@ -265,3 +268,67 @@ class _BlockStep:
         assert total is not None
         return total
 
+
+
+class _PlainStep(_BlockStep):
+    """What one block adds to the sums where activations are floats: numbers become f32, and the scale is that of their sums."""
+
+    def quarters(self, wide: Value) -> list[Value]:
+        """Vecs of four, of one of 16."""
+        return [part for half in self.b.multi("split", wide) for part in self.b.multi("split", half)]
+
+    def floats(self, column: int, place: int) -> list[Value]:
+        b, dtype = self.b, self.form.dtype
+        at = b.add(b.mul(self.index, b.index(dtype.block)), b.index(place))
+        return self.quarters(b.cast(b.op("load", self.dots.numbers, *self.dots.columns[column], at, width=BYTES, unaligned=True), f32))
+
+    def whole_numbers(self, numbers: Value) -> list[Value]:
+        b, less = self.b, self.form.less
+        return self.quarters(b.cast(b.add(numbers, b.splat(less, numbers)) if less else numbers, f32))
+
+    def add(self, sums: list[Value], together: bool = False) -> list[Value]:
+        b, form = self.b, self.form
+        factors = [as_float(b, block.scale_bits()) for block in self.blocks]
+        minima = [as_float(b, block.minimum_bits()) if form.minimum else None for block in self.blocks]
+        if form.subs == 1:
+            pieces = [[piece for chunk in range(form.chunks) for piece in block.pieces(chunk)] for block in self.blocks]
+            return self.scaled(sums, pieces, [b.like(f, sums[0]) for f in factors], [m if m is None else b.like(m, sums[0]) for m in minima])
+        scales = [block.sub_scales() for block in self.blocks]
+        wide = [b.mul(b.cast(s, f32), b.op("broadcast", f, width=form.subs)) for (s, _), f in zip(scales, factors, strict=True)]
+        low = [
+            None if s is None or m is None else b.mul(b.cast(s, f32), b.op("broadcast", b.op("neg", m), width=form.subs))
+            for (_, s), m in zip(scales, minima, strict=True)
+        ]
+        for eight in range(form.subs // 8):
+            for pair in range(4):
+                both = [block.pair(eight, pair) for block in self.blocks]
+                for sub in (8 * eight + 2 * pair, 8 * eight + 2 * pair + 1):
+                    pieces = [[piece for piece in found if piece.sub == sub] for found in both]
+                    factor = [b.like(b.op("extract", w, lane=sub), sums[0]) for w in wide]
+                    minimum = [None if m is None else b.like(b.op("extract", m, lane=sub), sums[0]) for m in low]
+                    sums = self.scaled(sums, pieces, factor, minimum)
+        return sums
+
+    def scaled(self, sums: list[Value], pieces: list[list[Piece]], factors: list[Value], minima: list[Value | None]) -> list[Value]:
+        """Add numbers times activations, times a factor for each row; and the activations times the row's minimum."""
+        b, count = self.b, len(self.dots.columns)
+        parts: dict[tuple[int, int], Value] = {}
+        total: list[Value | None] = [None] * count
+        for number, first in enumerate(pieces[0]):
+            wide = [self.whole_numbers(row[number].numbers) for row in pieces]
+            for c in range(count):
+                x = self.floats(c, first.place)
+                for r in range(len(pieces)):
+                    for one, other in zip(wide[r], x, strict=True):
+                        parts[r, c] = b.fma(one, other, parts[r, c]) if (r, c) in parts else b.mul(one, other)
+                if minima[0] is not None:
+                    for one in x:
+                        before = total[c]
+                        total[c] = one if before is None else b.add(before, one)
+        found = []
+        for position, before_sum in enumerate(sums):
+            r, c = divmod(position, count)
+            after = b.fma(parts[r, c], factors[r], before_sum)
+            minimum, whole = minima[r], total[c]
+            found.append(after if minimum is None or whole is None else b.fma(whole, minimum, after))
+        return found

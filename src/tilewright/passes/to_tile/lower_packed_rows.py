@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.analysis.affine import analyse
 from tilewright.analysis.loop_nest import nest_of
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.sizes import ONE, Size, ceildiv
@@ -34,7 +35,7 @@ class _Lowering:
         self.kernel, self.schedule = kernel, schedule
         self.nest = nest_of(kernel)
         self.region = self.nest.parallel.regions[0]
-        self.sums = {id(found.op): found for found in packed_sums(self.region)}
+        self.sums = {id(found.op): found for found in packed_sums(self.region, analyse(kernel))}
         self.outer: dict[Value, Value] = {p: p for p in kernel.params}
 
     def run(self) -> Kernel:

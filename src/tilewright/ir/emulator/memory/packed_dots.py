@@ -27,7 +27,8 @@ class PackedDots:
 
     def _packed_dots(self, op: Op, frame: Frame) -> Results:
         operands, dtype = packed_operands(op.operands, op.attrs), by_name(str(op.attrs["format"]))
-        weights, numbers, scale = (self.machine.memories[v] for v in operands.tensors[:3] if v is not None)
+        weights, numbers = (self.machine.memories[v] for v in operands.tensors[:2])
+        scale = self.machine.memories[operands.tensors[2]] if operands.tensors[2] is not None else None
         found = np.zeros((len(op.results), frame.lanes), np.float32)
         rows = [[frame.full(v) for v in row] for row in operands.rows]
         columns = [[frame.full(v) for v in column] for column in operands.columns]
@@ -35,8 +36,12 @@ class PackedDots:
             left = [_weights(self._row(op, frame, weights, [int(i[lane]) for i in row]), dtype) for row in rows]
             for c, column in enumerate(columns):
                 place = [int(i[lane]) for i in column]
-                right = self._row(op, frame, numbers, place).astype(np.float64) * self._row(op, frame, scale, place).astype(np.float64)[:, None]
+                right = self._row(op, frame, numbers, place).astype(np.float64)
+                if scale is None:
+                    right = _in_order(right.reshape(-1, dtype.block), dtype)
                 with np.errstate(invalid="ignore", over="ignore"):
+                    if scale is not None:
+                        right = right * self._row(op, frame, scale, place).astype(np.float64)[:, None]
                     for r, row in enumerate(left):
                         found[r * len(columns) + c, lane] = (row * right).sum()
         return tuple(found)
@@ -55,7 +60,10 @@ class PackedDots:
 
 def _weights(blocks: Array, dtype: DType) -> Array:
     """Numbers [blocks, elements of one], in the order in which the activations lie."""
-    found = dequantize_blocks(blocks, dtype).astype(np.float64)
+    return _in_order(dequantize_blocks(blocks, dtype).astype(np.float64), dtype)
+
+
+def _in_order(numbers: Array, dtype: DType) -> Array:
     if dtype.scale and dtype.bits == 4:
-        return np.concatenate([found[:, ::2], found[:, 1::2]], axis=1)
-    return found
+        return np.concatenate([numbers[:, ::2], numbers[:, 1::2]], axis=1)
+    return numbers

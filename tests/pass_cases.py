@@ -103,6 +103,26 @@ def gated(x: tw.Array, gate: tw.Array, up: tw.Array) -> tw.Array:
 
 
 @tw.kernel
+def gated_rows(x: tw.Array, gate: tw.Array, up: tw.Array) -> tw.Array:
+    """Two products of the same few rows, with rows of the weights along the sum."""
+    n, k = x.shape
+    m = gate.shape[0]
+    g = tw.empty((n, m), tw.f32)
+    out = tw.empty((n, m), x.dtype)
+    for i, j in tw.grid(n, m):
+        total = 0.0
+        for p in range(k):
+            total += x[i, p] * gate[j, p]
+        g[i, j] = total
+    for i, j in tw.grid(n, m):
+        total = 0.0
+        for p in range(k):
+            total += x[i, p] * up[j, p]
+        out[i, j] = tw.silu(g[i, j]) * total
+    return out
+
+
+@tw.kernel
 def planes(x: tw.Array, w: tw.Array) -> tw.Array:
     """A convolution of each plane by a window of its own."""
     c, height, width = x.shape
@@ -185,6 +205,7 @@ PATHS: dict[str, Reach] = {
     "program": SCALED,
     "tile": SCALED,
     "thread": SCALED,
+    "launches": stages(centred, "sm_90a", numbers(8, 8)),
     "ordered loops": stages(swapped, "x86-64-avx512", numbers(80), 3),
     "one launch": stages(centred, "sm_90a", numbers(8, 8), launches=1),
     "memory": compiled,
@@ -204,6 +225,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("program", "split_blocks"): stages(packed_rows, "x86-64-avx2", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256)),
     ("program", "packed_units"): PACKED_ROWS,
     ("tile", "lower_gemv"): FEW_ROWS,
+    ("tile", "fuse_loops"): stages(gated_rows, "sm_90a", numbers(1, 1024), numbers(4096, 1024), numbers(4096, 1024)),
     ("tile", "window_sums"): PLANES,
     ("tile", "fuse_multiply_add"): PLANES,
     ("thread", "lower_wgmma"): ON_HOPPER,
@@ -213,7 +235,11 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("thread", "merge_loads"): PACKED_ROWS,
-    ("thread", "merge_stores"): stages(product, "sm_90a", SQUARE, tw.quantize(numbers(64, 64), tw.q8_0)),
+    ("thread", "fetch_rows"): stages(
+        packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256), schedule="family=gemv m=1 n=4 k=256 vector=1 unit=8 matrix=1 pdl=1 fetch=1"
+    ),
+    ("thread", "merge_stores"): stages(product, "sm_90a", numbers(80, 64, dtype=BF16), tw.quantize(numbers(64, 64), tw.q8_0)),
+    ("thread", "fuse_multiply_add"): stages(product, "sm_90a", SQUARE, tw.quantize(numbers(64, 64), tw.q8_0)),
     ("thread", "early_loads"): stages(one_length, "sm_90a", *CACHED),
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),

@@ -282,9 +282,11 @@ class PreparedKernel:
             return self.fusion
         from tilewright.passes.choose.horizontal_fusion import choose_horizontal_fusion
         from tilewright.passes.program.fuse_horizontally import with_joins
+        from tilewright.passes.program.row_prologues import with_rows
 
         extents = _by_name(self.program, signature.extents or signature.hints)
-        return with_joins(self.fusion, self.loop, plan, choose_horizontal_fusion(self.loop, plan, self.limits, extents)[1])
+        joined = with_joins(self.fusion, self.loop, plan, choose_horizontal_fusion(self.loop, plan, self.limits, extents)[1])
+        return with_rows(joined, self.loop, plan)
 
     def notes(self, signature: Signature, plan: Plans) -> tuple[Note, ...]:
         """What makes the program slow on this target."""
@@ -334,16 +336,20 @@ class PreparedKernel:
     def finish(self, signature: Signature, plan: Plans | None = None) -> Compilation:
         from tilewright.passes.choose.code_limits import with_limits
         from tilewright.passes.choose.fates import check_strict, fates
-        from tilewright.passes.pipeline import lower_planned, merge_launches, merge_steps
+        from tilewright.passes.pipeline import arrange_launches, lower_planned, merge_launches, merge_steps
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
         metadata = self.typed.metadata
-        stages = lower_planned(self.loop, plan or self.plan(signature), self.limits, hints, self.trace, metadata)
+        plan = plan or self.plan(signature)
+        stages = lower_planned(self.loop, plan, self.limits, hints, self.trace, metadata)
         stages = replace(stages, thread=with_limits(stages.thread, metadata, stages.schedules, self.target))
         said = fates(metadata, stages.schedules, stages.thread, self.target)
         check_strict(metadata, said, self.target, self.typed.span)
         if self.together:
             stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
+        else:
+            sizes = _by_name(self.program, signature.extents or signature.hints) if any(plan) else {}
+            stages = replace(stages, thread=arrange_launches(stages.thread, self.limits, hints, sizes, self.trace))
         stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace, stages.loop, hints))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
@@ -419,7 +425,9 @@ def _compiled(
         if isinstance(arg, ScalarArg) and not arg.weak and not arg.dtype.is_bool
     ]  # fmt: skip
     absent = tuple(position for position, arg in enumerate(signature.args) if isinstance(arg, NoneArg))
-    artifact = build_artifact(final, target, key, apart and alias_safe(done.program), schedules, typed=typed, absent=absent)
+    # A product that computes the norm of its rows itself reads them while others write results.
+    safe = apart and alias_safe(done.program) and (len(done.stages.loop.calls) >= len(prepared.loop.calls) or alias_safe(done.stages.loop))
+    artifact = build_artifact(final, target, key, safe, schedules, typed=typed, absent=absent)
     artifact = replace(artifact, notes=prepared.notes(signature, plan))
     if log.isEnabledFor(logging.INFO):
         log.info(

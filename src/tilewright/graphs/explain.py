@@ -90,5 +90,6 @@ _WAYS: Mapping[str, str] = {
     "rows": "made again from the row's reductions",
     "inlined": "computed where it is used",
     "beside": "computed beside the product it is combined with",
+    "prologue": "computed by the products that read it, in every block",
     "shared": "read once for products that are computed side by side",
 }

@@ -37,6 +37,10 @@ from tilewright.passes.late.indices_to_i32 import indices_to_i32
 from tilewright.passes.late.merge_loads import merge_loads
 from tilewright.passes.late.merge_stores import merge_stores
 from tilewright.passes.late.minmax_before_widening import minmax_before_widening
+from tilewright.passes.launches.launch_early import launch_early
+from tilewright.passes.launches.launch_together import launch_together
+from tilewright.passes.launches.prefetch_early import prefetch_early
+from tilewright.passes.launches.read_ahead import read_ahead
 from tilewright.passes.loop.clip_windows import clip_windows
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.loop.empty_rows import empty_rows
@@ -67,6 +71,7 @@ from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
+from tilewright.passes.program.row_prologues import row_prologues
 from tilewright.passes.program.split_attention import split_attention
 from tilewright.passes.program.split_reductions import split_reductions
 from tilewright.passes.program.split_scans import split_scans
@@ -89,7 +94,7 @@ from tilewright.passes.runner import (
 )
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.simt_to_simd.lower_threads import simt_to_simd
 from tilewright.passes.simt_to_simd.split_vectors import split_vectors
@@ -103,6 +108,7 @@ from tilewright.passes.to_thread.mma.lower_mma import lower_mma
 from tilewright.passes.to_thread.wgmma.lower_wgmma import lower_wgmma
 from tilewright.passes.to_thread.window_sums import window_sums
 from tilewright.passes.to_tile.check_indices import check_indices
+from tilewright.passes.to_tile.fuse_loops import fuse_loops
 from tilewright.passes.to_tile.lower_attention import lower_attention
 from tilewright.passes.to_tile.lower_attention_cpu import lower_attention_cpu
 from tilewright.passes.to_tile.lower_contraction import lower_contraction
@@ -221,6 +227,11 @@ FUSE_HORIZONTALLY = Pass(
     "Products of the same rows (gate and up; queries, keys and values) become one kernel where their plans say `beside`.",
     takes=PLANNED, gives="plans",
 )  # fmt: skip
+ROW_PROLOGUES = Pass(
+    "row_prologues", "program", "program", row_prologues,
+    "Norms of rows that only products with few rows read are computed in these, by every block again.",
+    takes=PLANNED, gives="plans",
+)  # fmt: skip
 CLIP_WINDOWS = Pass(
     "clip_windows", "loop", "loop", clip_windows,
     "CPU: sums over a window end where what they read ends, if that is the same for a whole vector.", takes=TARGET,
@@ -257,6 +268,26 @@ SPLIT_SCATTERS = Pass(
     "split_scatters", "program", "program", split_scatters,
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
+)  # fmt: skip
+READ_AHEAD = Pass(
+    "read_ahead", "program", "program", read_ahead,
+    "Products with few rows carry what they read of their weights, and read the next step's before they compute.",
+    takes=("target",),
+)  # fmt: skip
+LAUNCH_TOGETHER = Pass(
+    "launch_together", "program", "program", launch_together,
+    "GPU: short kernels that need nothing of each other are one launch, each with blocks of its own.",
+    takes=("target", "sizes"),
+)  # fmt: skip
+LAUNCH_EARLY = Pass(
+    "launch_early", "program", "program", launch_early,
+    "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
+    takes=("target", "hints"),
+)  # fmt: skip
+PREFETCH_EARLY = Pass(
+    "prefetch_early", "program", "program", prefetch_early,
+    "Kernels that start early fetch arrays that no kernel of the program writes into the second-level cache while they wait.",
+    takes=("target", "hints"),
 )  # fmt: skip
 SPLIT_SCANS = Pass(
     "split_scans", "program", "program", split_scans,
@@ -328,6 +359,10 @@ SHARE_SCATTERS = Pass(
     "share_scatters", "tile", "tile", share_scatters,
     "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",),
 )  # fmt: skip
+FUSE_LOOPS = Pass(
+    "fuse_loops", "tile", "tile", fuse_loops,
+    "Sums side by side over the same range are added up in one loop, and read what they share once.",
+)  # fmt: skip
 WINDOW_SUMS = Pass(
     "window_sums", "tile", "tile", window_sums,
     "Guarded products are sums that a guard chooses, so that they can become `fma`.", takes=("schedule",),
@@ -350,7 +385,7 @@ STAGE_UNITS = Pass(
 )  # fmt: skip
 UNPACK_WEIGHTS = Pass(
     "unpack_weights", "program", "program", unpack_weights,
-    "GPU: packed weights of products with many rows are unpacked to scratch first, in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
+    "Packed weights of products with many rows are unpacked to scratch first, on a GPU in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
 )  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
@@ -519,8 +554,15 @@ WITH_LANES = When(
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
-UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
-WITH_WORDS = When("products of packed rows, `family=gemv`, and kernels that unpack weights", lambda kernel, context: WITH_UNITS.holds(kernel, context) or UNPACKING.holds(kernel, context))
+UNPACKING = When("kernels that unpack weights, on a GPU", lambda kernel, context: context.simt and "unpacks" in kernel.attrs)
+BRINGS_PACKED = When("products that unpack as they go", lambda kernel, context: isinstance(context.schedule, GpuProduct) and context.schedule.b_copy == "packed")
+WITH_WORDS = When(
+    "products of packed rows, kernels that unpack weights, and attention to packed keys and values",
+    lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)) or bool(kernel.attrs.get("computed")),
+)
+WITH_SEVERAL = When(
+    "products with few rows side by side, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1
+)
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
 WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)
 WITH_OWN_SUMS = When(
@@ -575,6 +617,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
         Step(UNPACK_WEIGHTS, "Before all that prepares operands, which are plain arrays after it."),
+        Step(ROW_PROLOGUES, "After fuse_horizontally: rows that two products read are computed once in the kernel that has both."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
@@ -596,6 +639,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(CHOOSE, "The kernels are final, and their lowering needs a schedule."),
         Step(PICK_TO_TILE, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Drops masks that are proven, shares indices."),
+        Step(FUSE_LOOPS, "After simplify, which makes equal ranges the same values.", WITH_SEVERAL),
         Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
         Step(FUSE_MULTIPLY_ADD, "window_sums and lower_gemv leave products beside their sums.", WITH_OWN_SUMS),
         Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
@@ -609,6 +653,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
         Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
+        Step(FUSE_MULTIPLY_ADD, "What unpacks is written by the lowering.", BRINGS_PACKED),
         Step(FETCH_ROWS, "After merge_loads: one fetch for what one load reads.", WITH_FETCH),
         Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
@@ -617,6 +662,12 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
+    ),
+    "launches": (
+        Step(READ_AHEAD, "First: each product is still a kernel of its own."),
+        Step(LAUNCH_TOGETHER, "Kernels are final: only how they are launched is left to arrange."),
+        Step(LAUNCH_EARLY, "Whether a kernel is short is known once its grid is, and nothing may come before its wait."),
+        Step(PREFETCH_EARLY, "After launch_early, which adds waits; addresses are final."),
     ),
     "ordered loops": (
         Step(TIME_TILES, "Calls are still apart, and the loop stage says what a step computes."),
@@ -674,6 +725,7 @@ TITLES: Mapping[str, str] = MappingProxyType({
     "program": "The loop stage, by plan",
     "tile": "To the tile stage",
     "thread": "To the thread stage",
+    "launches": "Programs of several kernels on a GPU: launches",
     "ordered loops": "Programs with ordered loops",
     "one launch": "Programs with `launches=1` on a GPU",
     "memory": "Programs of several kernels: memory",
@@ -771,6 +823,13 @@ def lower_planned(
     tile, context = run_order(ORDERS["tile"], loop, context, trace)
     thread, context = run_order(ORDERS["thread"], tile, context, trace)
     return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
+
+
+def arrange_launches(program: Program, target: Target, hints: Mapping[str, int], sizes: Mapping[str, int], trace: Trace) -> Program:
+    """The thread stage's kernels with short ones launched together, and early; `sizes` are those of the call where code is made for these."""
+    if not target.simt or len(program.calls) < 2 or program.loops:
+        return program
+    return run_order(ORDERS["launches"], program, PassContext(target, hints=hints, sizes=sizes), trace)[0]
 
 
 def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:

@@ -312,7 +312,7 @@ def test_infinities_of_x_meet_packed_rows() -> None:
         np.testing.assert_array_equal(wide(computed(lowered(gemv, w, x), w.blocks, x)), want)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("words", "said"), [("unit=64 lanes_n=8", "lanes_n=8: 1, or 8"), ("unit=64 lanes_n=4 matrix=1", "1, or 8"), ("unit=64 fetch=17", "0 to 16")])
+@pytest.mark.parametrize(("words", "said"), [("unit=64 lanes_n=8", "lanes_n=8: 1, or up to 8"), ("unit=64 lanes_n=16 matrix=1", "1, or up to 8"), ("unit=64 stages=9", "1 to 8"), ("unit=64 fetch=17", "0 to 16")])
 def test_what_a_matrix_schedule_cannot_be(words: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         parse_schedule(f"family=gemv m=1 n=8 k=2048 vector=1 {words}")
@@ -336,8 +336,8 @@ def test_rows_are_fetched_before_the_wait() -> None:
 
 
 def test_other_gpus_have_no_such_instructions() -> None:
-    w, known = packed_as(8, 512, "q8_0")
+    w, _ = packed_as(8, 512, "q8_0")
     stages = lowered(gemv, w, numbers(BF16, 512), target="sm_75")  # type: ignore[arg-type]
     assert not any(getattr(s, "matrix", False) for s in stages.schedules)
-    w, known = packed_as(8, 512, "q5_0")
+    w, _ = packed_as(8, 512, "q5_0")
     assert not any(isinstance(s, Gemv) for s in lowered(gemv, w, numbers(BF16, 512), target="sm_75").schedules)  # type: ignore[arg-type]

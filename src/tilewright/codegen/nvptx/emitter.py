@@ -104,16 +104,22 @@ def _is_dynamic(kernel: Kernel, shared: int) -> bool:
 
 
 def _written(kernel: Kernel) -> set[Value]:
-    """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`)."""
+    """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`). All of them where it starts before the kernel
+    before it has ended: the assembler moves non-coherent loads across the wait."""
     coherent = kernel.attrs.get("coherent", ())
     assert isinstance(coherent, tuple)
-    if kernel.attrs.get("aliased"):
+    if kernel.attrs.get("aliased") or _waits(kernel):
         return set(kernel.params)
     others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
     stores |= {op.operands[2] for op in walk(kernel.body) if op.opcode == "bulk_store"}
     return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "atomic_store", "raise_flag", "report")}
+
+
+def _waits(kernel: Kernel) -> bool:
+    """Whether another kernel writes while it is there already."""
+    return any(op.opcode == "wait_previous" for op in walk(kernel.body))
 
 
 class _NvptxDialect:
@@ -308,7 +314,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
             # What other threads write before a barrier is read after it: LLVM must not think it knows all accesses. Within a block the
             # passes make no such kernels; explicit ones say so.
             shares = cooperative or not kernel.attrs.get("noalias", True)
-            noalias = "" if kernel.attrs.get("aliased") or (shares and param in dialect.written) else " noalias"
+            noalias = "" if kernel.attrs.get("aliased") or _waits(kernel) or (shares and param in dialect.written) else " noalias"
             params.append(f"ptr addrspace(1){noalias}{readonly}{align} {name}")
         else:
             assert isinstance(param.type, Scalar)

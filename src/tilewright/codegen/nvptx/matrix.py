@@ -420,6 +420,12 @@ def _bits(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     return [w.let(f"bitcast {llvm_type(op.operands[0].type)} {operands[0]} to {llvm_type(op.results[0].type)}")]
 
 
+def _wait_previous(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    # LLVM's intrinsic says that it touches no memory, so that loads could move across it.
+    w.line('call void asm sideeffect "griddepcontrol.wait;", "~{memory}"()')
+    return []
+
+
 HANDLERS: dict[str, Handler] = {
     "prefetch_map": _prefetch_map, "tma_load": _tma_load, "tma_store": _tma_store, "tma_wait": _tma_wait,
     "tma_commit": _plain("llvm.nvvm.cp.async.bulk.commit.group"), "fence_async": _plain("llvm.nvvm.fence.proxy.async.shared_cta"),
@@ -429,7 +435,7 @@ HANDLERS: dict[str, Handler] = {
     "mbarrier_arrive": _mbarrier_arrive, "mbarrier_expect": _mbarrier_expect, "mbarrier_wait": _mbarrier_wait,
     "named_barrier": _named_barrier, "cluster_rank": _cluster_rank, "load_remote": _load_remote, "cluster_sync": _cluster_sync,
     "cluster_arrive": _plain("llvm.nvvm.barrier.cluster.arrive"),
-    "wait_previous": _plain("llvm.nvvm.griddepcontrol.wait"),
+    "wait_previous": _wait_previous,
     "release_next": _plain("llvm.nvvm.griddepcontrol.launch.dependents"),
     "raise_flag": _raise_flag, "await_flag": _await_flag,
     "set_registers": _set_registers, "elect": _elect, "wgmma": _wgmma, "wgmma_registers": _wgmma_registers, "wgmma_wait": _wgmma_wait, "mma": _mma,

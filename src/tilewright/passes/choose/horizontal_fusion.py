@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.analysis.contraction import Contraction, find_contraction
+from tilewright.analysis.contraction import Contraction, find_contraction, find_products
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel
+from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.program import Program
 from tilewright.ir.types import dtype_of
 from tilewright.passes.choose import mma as choose_mma
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
+from tilewright.passes.choose.gemv import gemv_cost, gemv_schedules, work_of
 from tilewright.passes.choose.matrix import (
+    FEW_ON_CPU,
     ProductShape,
     cost,
     fits_blocks,
@@ -31,9 +33,10 @@ from tilewright.passes.choose.matrix import (
     warp_group_time,
 )
 from tilewright.passes.choose.mma import mma_schedules
+from tilewright.passes.choose.row_dots import find_row_dots
 from tilewright.passes.packed.unpack_weights import unpacked_form
 from tilewright.passes.program.fuse import Refused
-from tilewright.passes.program.fuse_horizontally import Join, find_joins, joined_kernel, side_by_side
+from tilewright.passes.program.fuse_horizontally import Join, find_joins, find_row_joins, joined_kernel, side_by_side
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import (
     Amx,
@@ -58,13 +61,21 @@ def choose_horizontal_fusion(program: Program, plans: Plans, target: Target, siz
     """The plans with calls joined where that is thought to be faster, and why others are not."""
     joins, refused = find_joins(program)
     chosen, reasons = list(plans), list(refused)
+    few = find_row_joins(program, plans)
+    for join in few:
+        own = _few_rows(program, join, plans, target, sizes)
+        if isinstance(own, Gemv):
+            for number in join.members:
+                chosen[number] = own
+        else:
+            reasons.append(own)
     for join in joins:
+        if any(isinstance(plans[n], Gemv) for n in join.members):
+            continue
         ranked = nest_schedules(joined_kernel(program, join), target, sizes)
         apart = _apart(program, join, target, sizes) if target.simt else float("inf")
         first, second = (_product(program, n).reduction.span for n in join.members[:2])
-        if any(isinstance(plans[n], Gemv) for n in join.members):
-            reasons.append(Refused(join.shared, first, second, "not one product beside the other: with few rows each is as fast as its weights are read"))
-        elif any(isinstance(plans[n], Amx) for n in join.members):
+        if any(isinstance(plans[n], Amx) for n in join.members):
             reasons.append(Refused(join.shared, first, second, "not one product beside the other: the matrix unit computes each by itself"))
         elif not ranked or apart is None:
             reasons.append(Refused(join.shared, first, second, f"no tiles of {target.name} hold {len(join.members)} products side by side"))
@@ -75,6 +86,26 @@ def choose_horizontal_fusion(program: Program, plans: Plans, target: Target, siz
             for number in join.members:
                 chosen[number] = ranked[0][1]
     return tuple(chosen), tuple(reasons)
+
+
+def _few_rows(program: Program, join: Join, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Gemv | Refused:
+    """The schedule of products with few rows as one kernel, or why they stay apart. One kernel is one launch, and x is read once."""
+    first, second = (next(op.span for op in walk(program.calls[n].kernel.body) if op.opcode == "reduce") for n in join.members[:2])
+    kernel = joined_kernel(program, join)
+    ranked, found = gemv_schedules(kernel, target, sizes), find_row_dots(kernel, sizes)
+    if not ranked or found is None:
+        return Refused(join.shared, first, second, f"no registers of {target.name} hold {len(join.members)} products of few rows side by side")
+    together = gemv_cost(ranked[0], work_of(found, sizes, target), target)
+    apart = target.costs.launch.second * (len(join.members) - 1)
+    for number in join.members:
+        plan, alone = plans[number], find_row_dots(program.calls[number].kernel, sizes)
+        assert isinstance(plan, Gemv)
+        assert alone is not None
+        apart += gemv_cost(plan, work_of(alone, sizes, target), target)
+    if together >= apart:
+        times = f"one kernel would take {together:.1f} µs, {len(join.members)} take {apart:.1f}"
+        return Refused(join.shared, first, second, f"not one product beside the other: {times} by the cost model")
+    return replace(ranked[0], horizontal=len(join.members))
 
 
 def forced_beside(text: str, program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Plans:
@@ -119,9 +150,9 @@ def _is_alone(schedule: Wgmma) -> bool:
 
 def nest_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Ranked:
     """Schedules of a kernel that has several products of the same rows, best first; none for any other."""
-    if target.simt and (form := unpacked_form(kernel)) is not None:
-        listed = nest_schedules(form.kernel, target, sizes)
-        return [(time, replace(s, unpack=True)) for time, s in listed if isinstance(s, GpuProduct)]
+    if (form := unpacked_form(kernel, rounds=target.simt)) is not None:
+        listed = nest_schedules(form.kernel, target, sizes) if target.simt or shape_of(find_products(form.kernel)[0], sizes).m > FEW_ON_CPU else []
+        return [(time, replace(s, unpack=True)) for time, s in listed if isinstance(s, GpuProduct | CpuPanels)]
     products = side_by_side(kernel)
     if len(products) < 2:
         return []

@@ -1,7 +1,8 @@
 """Loads of neighbouring elements become one. In and out: a kernel at the thread stage.
 
 Loads of single elements whose places are the same sum plus different constants, in one block and under the same condition, are joined into accesses of up
-to 16 bytes where these are surely aligned. Only arrays that the kernel never writes are read so: loads move up to the first of their group.
+to 16 bytes where these are surely aligned. Only arrays that the kernel never writes are read so, and shared memory between two waits for what was copied there:
+loads move up to the first of their group.
 
     %0 = load %w, %i, (%c + 4)   %1 = load %w, %i, (%c + 5)   …   ->   %v = load %w, %i, (%c + 4) {width = 4}   %0 = extract %v {lane = 0}   …
 """
@@ -46,6 +47,9 @@ class _Merging:
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _WRITERS}
         self.read_only = {p for p in kernel.params if isinstance(p.type, Tensor) and p not in written}
+        shared = {op.result for op in walk(kernel.body) if op.opcode == "alloc" and op.attrs.get("space") == "shared"}
+        self.copied = {op.operands[0] for op in walk(kernel.body) if op.opcode == "copy_async"} & shared - written
+        """Shared memory that copies fill: between two waits nobody changes what is read."""
         self.order = {value: number for number, value in enumerate((*(r for op in walk(kernel.body) for r in op.results),))}
 
     def form(self, value: Value) -> Form:
@@ -54,11 +58,13 @@ class _Merging:
 
     def block(self, block: Block) -> Block:
         groups: dict[tuple[object, ...], list[tuple[int, Op]]] = {}
+        waits = 0
         for op in block.ops:
+            waits += op.opcode in ("copy_wait", "warp_sync", "barrier", "copy_async") or bool(op.regions)
             if self.is_single(op):
                 rank = op.operands[0].type.rank  # type: ignore[union-attr]
                 terms, constant = self.form(op.operands[rank])
-                key = (op.operands[:rank], op.operands[rank + 1 :], terms, op.operands[rank].type)
+                key = (op.operands[:rank], op.operands[rank + 1 :], terms, op.operands[rank].type, waits if op.operands[0] in self.copied else 0)
                 groups.setdefault(key, []).append((constant, op))
         joined: dict[int, list[Op]] = {}
         for found in groups.values():
@@ -85,7 +91,7 @@ class _Merging:
 
     def is_single(self, op: Op) -> bool:
         return (
-            op.opcode == "load" and op.operands[0] in self.read_only and "width" not in op.attrs and "cache" not in op.attrs
+            op.opcode == "load" and (op.operands[0] in self.read_only or op.operands[0] in self.copied) and "width" not in op.attrs and "cache" not in op.attrs
             and isinstance(op.result.type, Scalar) and op.operands[0].type.rank > 0  # type: ignore[union-attr]
         )  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""The units of packed rows for matrix instructions: the same sums as `units.py` writes, with numbers as words of two bf16 or f16. In: a `Unit`; out: its sum.
+"""The units of packed rows for matrix instructions: the same sums as `units.py` writes, with numbers as words of two bf16 or f16. In: a `PackedUnit`; out: its sum.
 
-A word of bytes becomes two words of two floats by `pair_bytes`, which puts the bits of a power of two above each byte: 16 + q for four bits in bf16. That
+A word of bytes becomes two words of two floats by `pair_bytes`, which puts the bits of a power of two above each byte: half of 16 + q for four bits in bf16. That
 is exact, as is every product with a factor that is bf16 or f16 itself. `dot_pairs` adds products up in f32. A factor that is f32 is three bf16 whose sum it
 is, so nothing of it is lost either. What the numbers have too much is taken off again: before the product (`add_pairs`), or, where a format has minima, together
 with these, since both are a number times the sum of the factors.
 
-    four bits, bf16:   byte = 0x80 | q << 3    ->   0x4180 | q << 3 = 16 + q
+    four bits, bf16:   byte = q << 3    ->   0x4100 | q << 3 = (16 + q) / 2
 
 Formats whose units share their scale by fours (`spread`) are walked as before, the lanes of a warp along a row. In the others a lane has scales of its own,
 and 8 lanes have different rows.
@@ -20,27 +20,28 @@ from tilewright.base.record import record
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
-from tilewright.passes.packed.unit_words import Unit, UnitFormat, k_scales
+from tilewright.passes.packed.unit_words import PackedUnit, UnitFormat, k_scales
 
 ALL_BYTES = 0x01010101
 
 
 @record
 class Biased:
-    """Where a number of so many bits lies in a byte, and what the two bytes above and in it make of it: the number plus `bias`."""
+    """Where a number of so many bits lies in a byte, and what the byte above makes of it: the number plus `bias`, times `step`."""
 
     shift: int
     high: int
-    low: int
     bias: int
+    step: float
 
 
 def biased(bits: int, dtype: DType) -> Biased:
-    """The floats `2^n + q` of a dtype. bf16 has seven places for q, one of f16's bytes eight."""
+    """The floats `(2^bits + q) * step` of a dtype. bf16 has seven places for q below an exponent whose last bit is in the same byte: it has to be 0. One of f16's
+    bytes has eight."""
     if dtype is bf16:
-        power = 127 + bits << 7
-        return Biased(7 - bits, power >> 8, power & 255, 1 << bits)
-    return Biased(8 - bits, (15 + bits + 2) << 2, 0, 1 << bits + 2)
+        power = 127 + bits & ~1
+        return Biased(7 - bits, power >> 1, 1 << bits, 2.0 ** (power - 127 - bits))
+    return Biased(8 - bits, (15 + bits + 2) << 2, 1 << bits + 2, 1.0)
 
 
 def pair_of(number: float, dtype: DType) -> int:
@@ -54,7 +55,7 @@ def pair_of(number: float, dtype: DType) -> int:
 class Products:
     """Sums of products over a unit. `factors`: for each part of the factor, the words of its pairs."""
 
-    def __init__(self, unit: Unit, spread: int) -> None:
+    def __init__(self, unit: PackedUnit, spread: int) -> None:
         self.unit, self.b, self.spread = unit, unit.b, spread
         self.elements: dict[int, list[Value]] = {}
         self.dtype = bf16
@@ -84,29 +85,22 @@ class Products:
 
     # -- the numbers ------------------------------------------------------------------------------------------------
 
-    def field(self, word: Value, at: int, bits: int, place: Biased, low: bool = True) -> Value:
-        """The bits that lie `at` so many places up in each byte, where numbers are wanted: shifted there, with what makes floats of bytes."""
-        to = place.shift
-        return self.moved(word, at - to, ((1 << bits) - 1) << to, place.low if low else 0)
+    def field(self, word: Value, at: int, bits: int, place: Biased) -> Value:
+        """The bits that lie `at` so many places up in each byte, where numbers are wanted."""
+        return self.moved(word, at - place.shift, ((1 << bits) - 1) << place.shift)
 
-    def moved(self, word: Value, down: int, mask: int, more: int = 0) -> Value:
-        """Each byte's bits under `mask`, once the word is moved down, or up where that is negative; with the bits of `more`."""
+    def moved(self, word: Value, down: int, mask: int) -> Value:
+        """Each byte's bits under `mask`, once the word is moved down, or up where that is negative."""
         unit = self.unit
-        word = unit.shr(word, down) if down >= 0 else unit.shl(word, -down)
-        found = unit.mask(word, mask * ALL_BYTES)
-        return self.b.op("or", found, self.constant(more * ALL_BYTES)) if more else found
-
-    def constant(self, bits: int) -> Value:
-        """A number that stays in a register."""
-        return self.b.add(self.b.const(bits, u32), self.unit.nothing)
+        return unit.mask(unit.shr(word, down) if down >= 0 else unit.shl(word, -down), mask * ALL_BYTES)
 
     def pairs(self, word: Value, place: Biased) -> list[Value]:
         """Four bytes as two words of floats."""
         return [self.b.op("pair_bytes", word, high=place.high, upper=upper) for upper in (False, True)]
 
-    def exact(self, words: Sequence[Value], bias: int) -> list[Value]:
+    def exact(self, words: Sequence[Value], bias: float) -> list[Value]:
         """The numbers without what they have too much."""
-        less = self.constant(pair_of(-bias, self.dtype))
+        less = self.b.const(pair_of(-bias, self.dtype), u32)
         return [self.b.op("add_pairs", word, less, dtype=self.dtype) for word in words]
 
     # -- sums -------------------------------------------------------------------------------------------------------
@@ -115,12 +109,12 @@ class Products:
         words = [word for _ in factors for word in numbers]
         return self.b.op("dot_pairs", *words, *(word for part in factors for word in part), dtype=self.dtype, spread=self.spread)
 
-    def less(self, numbers: Sequence[Value], factors: Sequence[Sequence[Value]], bias: int, plain: Value) -> Value:
+    def less(self, numbers: Sequence[Value], factors: Sequence[Sequence[Value]], bias: float, plain: Value) -> Value:
         """The sum without what numbers have too much. `plain` is the sum of the factors: where these are narrow the whole sum gives back what it has too
         much, which costs some bits of f32 and no instruction for each number."""
         if len(factors) > 1:
             return self.dot(self.exact(numbers, bias), factors)
-        return self.b.fma(self.b.const(-float(bias), f32), plain, self.dot(numbers, factors))
+        return self.b.fma(self.b.const(-bias, f32), plain, self.dot(numbers, factors))
 
     def total(self, factors: Sequence[Sequence[Value]]) -> Value:
         """The sum of the factors themselves."""
@@ -149,15 +143,15 @@ def _pairs(*firsts: int) -> list[tuple[int, int]]:
     return [(first + one, first + two) for first in firsts for one, two in FOURS]
 
 
-def _q4_k(unit: Unit) -> Value:
+def _q4_k(unit: PackedUnit) -> Value:
     return _quarter(unit, 4)
 
 
-def _q5_k(unit: Unit) -> Value:
+def _q5_k(unit: PackedUnit) -> Value:
     return _quarter(unit, 5)
 
 
-def _quarter(unit: Unit, bits: int) -> Value:
+def _quarter(unit: PackedUnit, bits: int) -> Value:
     """64 elements: 32 bytes, the low nibbles of which are one sub-block and the high ones the next; a fifth bit of each lies in one of eight rows."""
     b, products = unit.b, Products(unit, 1)
     unit.split(4)
@@ -179,14 +173,14 @@ def _quarter(unit: Unit, bits: int) -> Value:
                 low = b.op("or", low, products.moved(fifth[j], side - place.shift - 4, 16 << place.shift))
             numbers += products.pairs(low, place)
         plain = products.total(factors[side])
-        own = products.less(numbers, factors[side], place.bias, plain)
-        own = b.sub(b.mul(scale, own), b.mul(minimum, plain))
+        own = products.less(numbers, factors[side], place.bias * place.step, plain)
+        own = b.sub(b.mul(unit.times(scale, 1 / place.step), own), b.mul(minimum, plain))
         total = own if total is None else b.add(total, own)
     assert total is not None
     return total
 
 
-def _q8_0(unit: Unit) -> Value:
+def _q8_0(unit: PackedUnit) -> Value:
     """8 elements: 8 bytes."""
     b, products = unit.b, Products(unit, 4)
     unit.split(4)
@@ -200,30 +194,24 @@ def _q8_0(unit: Unit) -> Value:
 
 def _signed(products: Products, two: Value) -> Value:
     """Two bytes, signed, as two floats."""
-    b, dtype = products.b, products.dtype
-    spread = b.op("pair_bytes", two, high=0)
+    b, dtype, mask = products.b, products.dtype, products.unit.mask
     if dtype is f16:
-        word = b.op("xor", spread, products.constant(0x64806480))  # 1024 + 128 + q
+        word = b.op("xor", b.op("pair_bytes", two, high=0x64), b.const(0x00800080, u32))  # 1024 + 128 + q
         return products.exact([word], 1024 + 128)[0]
     # 128 + its lower seven bits, less 128, or 256 where the sign is set
-    low = b.op("or", products.unit.mask(spread, 0x007F007F), products.constant(0x43004300))
-    sign = b.op("or", products.unit.mask(spread, 0x00800080), products.constant(0xC300C300))
+    low, sign = mask(b.op("pair_bytes", two, high=0x43), 0xFF7FFF7F), mask(b.op("pair_bytes", two, high=0xC3), 0xFF80FF80)
     return b.op("add_pairs", low, sign, dtype=dtype)
 
 
 def _unsigned(products: Products, word: Value, upper: bool) -> Value:
     """Two bytes of a word, less 128, as two floats."""
-    b, dtype = products.b, products.dtype
-    spread = b.op("pair_bytes", word, high=0, upper=upper)
-    if dtype is f16:
-        return products.exact([b.op("or", spread, products.constant(0x64006400))], 1024 + 128)[0]
-    # The upper bit says whether 128 + the lower seven, or these alone less 128
-    low = b.op("or", products.unit.mask(spread, 0x007F007F), products.constant(0x43004300))
-    sign = b.op("xor", products.unit.mask(spread, 0x00800080), products.constant(0xC380C380))
-    return b.op("add_pairs", low, sign, dtype=dtype)
+    b = products.b
+    if products.dtype is f16:
+        return products.exact([b.op("pair_bytes", word, high=0x64, upper=upper)], 1024 + 128)[0]
+    return _signed(products, b.op("xor", b.op("shr", word, b.const(16, u32)) if upper else word, b.const(0x8080, u32)))
 
 
-def _thirty_two(unit: Unit, bits: int, minimum: bool) -> Value:
+def _thirty_two(unit: PackedUnit, bits: int, minimum: bool) -> Value:
     """8 elements of q4_0, q4_1, q5_0, q5_1: the low nibbles of four bytes, and 16 elements further on the high ones; fifth bits lie side by side."""
     b, products = unit.b, Products(unit, 4)
     unit.split(4)
@@ -252,13 +240,13 @@ def _thirty_two(unit: Unit, bits: int, minimum: bool) -> Value:
         numbers += products.pairs(low, place)
     d = unit.half(head)
     if not minimum:
-        return b.mul(d, products.dot(products.exact(numbers, place.bias + (1 << bits - 1)), factors))
+        return b.mul(unit.times(d, 1 / place.step), products.dot(products.exact(numbers, (place.bias + (1 << bits - 1)) * place.step), factors))
     plain = products.total(factors)
-    own = products.less(numbers, factors, place.bias, plain)
-    return b.fma(unit.half(unit.shr(head, 16)), plain, b.mul(d, own))
+    own = products.less(numbers, factors, place.bias * place.step, plain)
+    return b.fma(unit.half(unit.shr(head, 16)), plain, b.mul(unit.times(d, 1 / place.step), own))
 
 
-def _q6_k(unit: Unit) -> Value:
+def _q6_k(unit: PackedUnit) -> Value:
     """16 elements: four neighbours in each of four rows of 32, which share bytes."""
     b, products = unit.b, Products(unit, 4)
     unit.split(16)
@@ -278,14 +266,14 @@ def _q6_k(unit: Unit) -> Value:
     for quarter in range(4):
         word = products.field((first, second)[quarter % 2], 4 * (quarter // 2), 4, place)
         word = b.op("or", word, products.moved(high, 2 * quarter - place.shift - 4, 48 << place.shift))
-        own = products.dot(products.exact(products.pairs(word, place), place.bias + 32), factors[quarter])
+        own = products.dot(products.exact(products.pairs(word, place), (place.bias + 32) * place.step), factors[quarter])
         scale = unit.float_of(b.op("shr", scales[quarter], down), 255, 128, 128)
         total = b.mul(scale, own) if total is None else b.fma(scale, own, total)
     assert total is not None
-    return b.mul(d, total)
+    return b.mul(unit.times(d, 1 / place.step), total)
 
 
-def _group(unit: Unit, dtype: DType) -> Value:
+def _group(unit: PackedUnit, dtype: DType) -> Value:
     """8 elements of a group: four bytes, each with two neighbours, or eight bytes with one each."""
     b, products = unit.b, Products(unit, 4)
     scale, word = by_name(dtype.scale), 2 if dtype.scale == "f16" else 4
@@ -305,11 +293,13 @@ def _group(unit: Unit, dtype: DType) -> Value:
         place = biased(4, products.dtype)
         for side in (0, 1):
             numbers += products.pairs(products.field(raw[0], 4 * side, 4, place), place)
-        centre = place.bias + 8
+        centre = (place.bias + 8) * place.step
+        factor = unit.times(factor, 1 / place.step)
+        whole_step = place.step
     else:
         factors = products.words(x0, _pairs(0, 4))
         numbers = [_unsigned(products, w, upper) for w in raw for upper in (False, True)]
-        centre = 0
+        centre, whole_step = 0.0, 1.0
     if zero is None:
         return b.mul(factor, products.dot(products.exact(numbers, centre) if centre else numbers, factors))
     # sum (q - z) x = sum (q - c) x - (z - c) sum x
@@ -317,7 +307,7 @@ def _group(unit: Unit, dtype: DType) -> Value:
     whole = unit.float_of(zero, 255)
     plain = products.total(factors)
     own = products.dot(products.exact(numbers, centre) if centre else numbers, factors)
-    return b.mul(factor, b.fma(b.sub(b.const(float(c), f32), whole), plain, own))
+    return b.mul(factor, b.fma(unit.times(b.sub(b.const(float(c), f32), whole), whole_step), plain, own))
 
 
 def matrix_format(name: str) -> UnitFormat | None:

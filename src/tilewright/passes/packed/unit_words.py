@@ -12,10 +12,7 @@ from tilewright.base.dtypes import DType, f16, f32, u16, u32
 from tilewright.base.record import record
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import Tensor
-
-MAGIC, POWER = 0x4B000000, 8388608
-"""2^23 as a f32: its bits, and itself."""
+from tilewright.passes.packed.elements import MAGIC, POWER, hidden_zero
 
 
 @record
@@ -25,7 +22,7 @@ class UnitFormat:
     word: DType
     elements: int
     """Of a unit."""
-    sum: Callable[[Unit], Value]
+    sum: Callable[[PackedUnit], Value]
     """The sum over the unit that stands there."""
     whole: bool = False
     """The elements of a unit are neighbours."""
@@ -33,18 +30,14 @@ class UnitFormat:
     """Lanes of a warp that have different rows."""
 
 
-class Unit:
+class PackedUnit:
     """A unit of a row, and arithmetic on its words."""
 
     def __init__(
         self, b: Builder, tensor: Value, lead: Sequence[Value], number: Value, other: Callable[[Builder, Value, int], Value], elements: int
     ) -> None:
         self.b, self.tensor, self.lead, self.number, self.other, self.elements = b, tensor, lead, number, other, elements
-        memory = tensor.type
-        assert isinstance(memory, Tensor)
-        # Zero, as far as arrays fit memory, but no compiler knows: one that did would not keep 2^23 in a register, and take two instructions where
-        # one combines three registers.
-        self.nothing = b.cast(b.op("shr", b.index(memory.shape[-2]), b.index(48)), u32)
+        self.nothing = hidden_zero(b, tensor)
 
     def split(self, count: int) -> None:
         """There are so many units in a block: which block, and which of them it is."""
@@ -96,7 +89,7 @@ class Unit:
         return value if factor == 1.0 else self.b.mul(value, self.b.const(factor, f32))
 
 
-def k_scales(unit: Unit, head: Sequence[Value]) -> list[tuple[Value, Value]]:
+def k_scales(unit: PackedUnit, head: Sequence[Value]) -> list[tuple[Value, Value]]:
     """Of q4_k and q5_k, from the first four words of a block: scale and minimum of the two sub-blocks of the unit's quarter. Six bits each lie side by side."""
     b = unit.b
     first = b.op("lt", unit.place, b.index(2))

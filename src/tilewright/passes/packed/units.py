@@ -12,10 +12,11 @@ seen as words as wide as blocks are aligned: 32 bits for q4_k, 16 for the others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from tilewright.base.dtypes import DType, bf16, f16, f32, i8, i32, u8, u16, u32
+from tilewright.base.dtypes import DType, bf16, by_name, f16, f32, i8, i32, u8, u16, u32
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, floordiv
@@ -24,7 +25,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.packed.matrix_units import matrix_format
-from tilewright.passes.packed.unit_words import Unit, UnitFormat, k_scales
+from tilewright.passes.packed.unit_words import PackedUnit, UnitFormat, k_scales
 from tilewright.passes.schedules.gemv import Gemv
 
 
@@ -126,7 +127,7 @@ def packed_units(kernel: Kernel, schedule: Gemv) -> Kernel:
     ways: dict[str, UnitFormat] = {}
     for term in terms.values():
         way = matrix_format(term.format) if schedule.matrix else UNITS.get(term.format)
-        if way is None or way.lanes != schedule.lanes_n:
+        if way is None or (way.lanes > 1 and way.lanes != schedule.lanes_n):
             raise UserError.at("TW005", f"{schedule.describe()}: rows of {term.format} are not walked so", kernel.span, _help(term.format))
         ways[term.format] = way
     views = {t.tensor: Value(words_of(t.tensor, ways[t.format].word), t.tensor.name) for t in terms.values()}
@@ -149,7 +150,9 @@ def packed_units(kernel: Kernel, schedule: Gemv) -> Kernel:
 
         with b.at(op.span):
             b.parallel([mapping.get(v, v) for v in op.operands], body, [a.name for a in region.args])
-    changed = replace(kernel, params=tuple(views.get(p, p) for p in kernel.params), body=Block((), tuple(b.ops)))
+    blocks = {t.tensor.name: by_name(t.format).block // ways[t.format].elements for t in terms.values()}
+    attrs = MappingProxyType({**kernel.attrs, "packed_rows": tuple(blocks), "packed_units": tuple(blocks.values())})
+    changed = replace(kernel, params=tuple(views.get(p, p) for p in kernel.params), body=Block((), tuple(b.ops)), attrs=attrs)
     return eliminate_dead(changed)
 
 
@@ -194,7 +197,7 @@ def _sum(b: Builder, term: PackedTerm, way: UnitFormat, views: dict[Value, Value
             return own.get(wanted, wanted)
 
         lead = [local.get(v, v) for v in term.lead]
-        return [way.sum(Unit(inner, views[term.tensor], lead, number, other, way.elements))]
+        return [way.sum(PackedUnit(inner, views[term.tensor], lead, number, other, way.elements))]
 
     with b.at(reduction.span):
         results = b.reduce("add", [length], body, [region.args[0].name])
@@ -204,7 +207,7 @@ def _sum(b: Builder, term: PackedTerm, way: UnitFormat, views: dict[Value, Value
 class _Sums:
     """Sums of products of numbers that lie at different places of words: one for each place."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: PackedUnit) -> None:
         self.unit = unit
         self.parts: dict[int, Value] = {}
 
@@ -231,7 +234,7 @@ _HIGH = ((4, 0), (12, 0), (4, 16), (12, 16))
 compilers cut it out by two instructions."""
 
 
-def _nibbles(unit: Unit, word: Value, low: _Sums, high: _Sums, xs: Sequence[tuple[Value, Value]], less: int) -> None:
+def _nibbles(unit: PackedUnit, word: Value, low: _Sums, high: _Sums, xs: Sequence[tuple[Value, Value]], less: int) -> None:
     moved = unit.shr(word, 16)
     for sums, places, side in ((low, _LOW, 0), (high, _HIGH, 1)):
         for (shift, down), pair in zip(places, xs, strict=True):
@@ -246,7 +249,7 @@ def _plus(b: Builder, values: Sequence[Value]) -> Value:
     return found[0]
 
 
-def _q4_k(unit: Unit) -> Value:
+def _q4_k(unit: PackedUnit) -> Value:
     """64 elements: 32 bytes, the low nibbles of which are one sub-block and the high ones the next."""
     b = unit.b
     unit.split(4)
@@ -266,7 +269,7 @@ def _q4_k(unit: Unit) -> Value:
     return total
 
 
-def _q8_0(unit: Unit) -> Value:
+def _q8_0(unit: PackedUnit) -> Value:
     """8 elements: 8 bytes."""
     b = unit.b
     unit.split(4)
@@ -281,7 +284,7 @@ def _q8_0(unit: Unit) -> Value:
     return b.mul(d, sums.total())
 
 
-def _q4_0(unit: Unit) -> Value:
+def _q4_0(unit: PackedUnit) -> Value:
     """8 elements: the low nibbles of four bytes, and 16 elements further on the high ones."""
     b = unit.b
     unit.split(4)
@@ -294,7 +297,7 @@ def _q4_0(unit: Unit) -> Value:
     return b.mul(d, b.add(low.total(), high.total()))
 
 
-def _q6_k(unit: Unit) -> Value:
+def _q6_k(unit: PackedUnit) -> Value:
     """16 elements: four neighbours in each of four rows of 32, which share bytes."""
     b = unit.b
     unit.split(16)

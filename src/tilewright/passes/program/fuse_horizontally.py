@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.analysis.affine import analyse
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction, find_products
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, product
@@ -35,6 +36,7 @@ from tilewright.passes.program.fuse import (
     read_by,
     written_by,
 )
+from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import MatrixSchedule, products_of
 from tilewright.passes.schedules.plans import Plan, Plans
 
@@ -81,6 +83,71 @@ def find_joins(program: Program) -> tuple[tuple[Join, ...], tuple[Refused, ...]]
             taken.update(members)
             joins.append(Join(tuple(members), shared))
     return tuple(joins), tuple(refused)
+
+
+def find_row_joins(program: Program, plans: Plans) -> tuple[Join, ...]:
+    """Products with few rows (`family=gemv`) that read the same x and may become one, whatever their weights are made of: loads, or packed blocks."""
+    products = {number: plan for number, plan in enumerate(plans) if isinstance(plan, Gemv)}
+    joins: list[Join] = []
+    taken: set[int] = set()
+    for first, plan in products.items():
+        if first in taken:
+            continue
+        members, shared = [first], _summed(program, first, plan.n_index)
+        for later, other in products.items():
+            both = shared & _summed(program, later, other.n_index)
+            if later <= first or later in taken or len(members) == MOST or not both:
+                continue
+            if (plan.m_index, plan.n_index, plan.unit) != (other.m_index, other.n_index, other.unit):
+                continue
+            try:
+                _check_rows(program, members, later)
+            except _NotJoined:
+                continue
+            members.append(later)
+            shared = both
+        if len(members) > 1:
+            taken.update(members)
+            joins.append(Join(tuple(members), min(shared)))
+    return tuple(joins)
+
+
+def _summed(program: Program, number: int, n: int) -> set[str]:
+    """The arrays of which a call sums elements that index `n`, the row of the weight, has no part in: x."""
+    call = program.calls[number]
+    names, region = names_of(call), _nest(call).regions[0]
+    made = {result: op for op in walk(call.kernel.body) for result in op.results}
+    loads = [op for reduction in region.ops if reduction.opcode == "reduce" for op in walk(reduction.regions[0]) if op.opcode == "load"]
+    return {names[op.operands[0]] for op in loads if op.operands[0] in names and region.args[n] not in _made_of(op, made)}
+
+
+def _made_of(load: Op, made: Mapping[Value, Op]) -> set[Value]:
+    """The values that the indices of a load are made of."""
+    found, waiting = set[Value](), list(load.operands[1:])
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            waiting += made[value].operands if value in made else ()
+    return found
+
+
+def nest_extents(kernel: Kernel, nest: Op) -> tuple[Size, ...]:
+    forms = analyse(kernel)
+    return tuple(forms[v].constant if v in forms and not forms[v].factors else Size.of(0) for v in nest.operands)
+
+
+def _check_rows(program: Program, members: Sequence[int], later: int) -> None:
+    calls = [program.calls[n] for n in (*members, later)]
+    extents = {nest_extents(call.kernel, _nest(call)) for call in calls}
+    if len(extents) > 1 or Size.of(0) in extents.pop():
+        raise _NotJoined("their results have different shapes")
+    for number in members:
+        _check_order(program, number, later, set(members))
+    if any(op.opcode in ("atomic", "accumulate") for call in calls for op in walk(call.kernel.body)):
+        raise _NotJoined("one of them has atomics")
+    if any(call.kernel.attrs.get("precision") != calls[0].kernel.attrs.get("precision") for call in calls):
+        raise _NotJoined("they multiply with different precision")
 
 
 def side_by_side(kernel: Kernel) -> tuple[Contraction, ...]:
@@ -205,7 +272,10 @@ def chosen_joins(program: Program, plans: Plans) -> list[Join]:
     """The joins that plans ask for, in order."""
     if not any(_beside(plan) > 1 for plan in plans):
         return []
-    return [join for join in find_joins(program)[0] if all(_beside(plans[n]) == len(join.members) for n in join.members)]
+    found = [join for join in find_joins(program)[0] if all(_beside(plans[n]) == len(join.members) for n in join.members)]
+    taken = {number for join in found for number in join.members}
+    rows = [join for join in find_row_joins(program, plans) if all(_beside(plans[n]) == len(join.members) for n in join.members)]
+    return sorted([*found, *(join for join in rows if not taken & set(join.members))], key=lambda join: join.members)
 
 
 def _cut_in_vain(program: Program, plans: Plans) -> list[Join]:

@@ -42,6 +42,8 @@ class Gemv(MatrixSchedule):
     """Multiply packed rows by matrix instructions, as words of two narrow floats (`passes/packed/matrix_units.py`)."""
     lanes_n: int = 1
     """Lanes of a warp that have different rows; the others walk the sum."""
+    stages: int = 1
+    """Steps of packed rows that are in shared memory at once (`passes/to_thread/staged_rows.py`); 1: lanes read rows where they lie."""
     resident: int = 0
     """Blocks that are to find room on a multiprocessor at once. The assembler then spends the registers that this leaves on loads in flight; with 0
     it saves registers, and loads wait for each other."""
@@ -49,6 +51,8 @@ class Gemv(MatrixSchedule):
     """Programmatic dependent launch: start before the kernel launched before has ended."""
     fetch: int = 0
     """Steps whose part of w is asked for before that kernel has ended (`passes/late/fetch_rows.py`)."""
+    horizontal: int = 1
+    """Products of the same x that one block computes side by side, `n` rows of each w; `fuse_horizontally` makes them one kernel."""
 
     @property
     def to_tile(self) -> str:
@@ -90,10 +94,12 @@ class Gemv(MatrixSchedule):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise UserError.at("TW005", f"{name}={value}: a schedule of family {self.family} has powers of two there")
+        if not 1 <= self.stages <= 8:
+            raise UserError.at("TW005", f"stages={self.stages}: 1 to 8")
         if not 0 <= self.fetch <= 16:
             raise UserError.at("TW005", f"fetch={self.fetch}: 0 to 16 steps")
-        if self.lanes_n not in (1, 8) or (self.lanes_n > 1 and not self.matrix):
-            raise UserError.at("TW005", f"lanes_n={self.lanes_n}: 1, or 8 with matrix=1")
+        if self.lanes_n > (8 if self.matrix else 1):
+            raise UserError.at("TW005", f"lanes_n={self.lanes_n}: 1, or up to 8 with matrix=1")
         step = MMA_LANES // self.lanes_n * self.warps_k * self.vector * self.unit
         if self.m < 1 or self.n < 1 or self.n % (self.warps_n * self.lanes_n) or self.k < step or self.k % step:
             raise UserError.at(
@@ -106,6 +112,8 @@ class Gemv(MatrixSchedule):
             return "stage_x lays out what packed rows are multiplied with: these rows are not packed"
         if self.fetch and not self.pdl:
             return "fetch asks for rows before the kernel launched before has ended: it needs pdl=1"
+        if self.stages > 1 and (self.unit < 2 or not target.has("cp.async")):
+            return "stages copies packed rows ahead, which needs asynchronous copies"
         if self.matrix and (self.unit < 2 or self.stage_x):
             return "matrix=1 multiplies packed rows, with x as it lies"
         if self.matrix and not (target.has("mma") and target.has("bf16")):

@@ -16,15 +16,16 @@ diagonal; all else counts for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tilewright.base.dtypes import f32, u32
+from tilewright.base.dtypes import f32, i32, u32
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
-from tilewright.passes.common.registers import Cell, Held, Registers, Shape, shape_of
+from tilewright.passes.common.registers import Cell, Held, RegisterIndex, Registers, Shape, shape_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
+from tilewright.passes.to_thread.staged_rows import StagedRows, copied_tensors
 
 
 def lower_row_dots(kernel: Kernel, target: Target) -> Kernel:
@@ -39,7 +40,11 @@ class RowDotLowering(TileLowering):
         super().__init__(kernel, target)
         self.sums = thread_sums(kernel)
         """Tiles of which a thread holds what its elements come to."""
-        self.has_pairs = any(op.opcode == "dot_pairs" for op in walk(kernel.body))
+        self.staged: StagedRows | None = None
+        """Where the loop at hand has copied its rows to."""
+        self.made = {result: op for op in walk(kernel.body) for result in op.results}
+        dots = [op for op in walk(kernel.body) if op.opcode == "dot_pairs"]
+        self.has_pairs, self.apart = bool(dots), bool(dots) and all(op.attrs.get("spread", 1) == 1 for op in dots)
 
     def coordinates(self, b: Builder) -> None:
         super().coordinates(b)
@@ -47,6 +52,25 @@ class RowDotLowering(TileLowering):
             group, twice = b.op("shr", self.lane, b.index(2)), b.mul(b.op("and", self.lane, b.index(3)), b.index(2))
             self.even, self.odd = b.op("eq", group, twice), b.op("eq", group, b.add(twice, b.index(1)))
             """Lanes whose column is the first or the second of the two that they get results of."""
+            self.either = b.op("or", self.even, self.odd)
+            lane = b.cast(self.lane, u32)
+            other = b.op("shuffle", lane, b.const(1, i32), mode="xor")
+            zero = b.op("xor", b.op("xor", lane, other), b.const(1, u32))
+            self.kept = {value: b.add(b.const(value, u32), zero) for value in sorted(self._kept_words())}
+            """Constants in registers: the assembler copies those that it knows all threads share each time they are used. It cannot know that the number of the
+            lane and that of its neighbour differ in one bit."""
+
+    def _kept_words(self) -> set[int]:
+        return {_high(op) for op in walk(self.kernel.body) if op.opcode == "pair_bytes" and _high(op)} | {
+            value for op in walk(self.kernel.body) if op.opcode == "add_pairs" for v in op.operands if (value := self._word(v)) is not None
+        }
+
+    def _word(self, value: Value) -> int | None:
+        """The constant that a word is, in all elements."""
+        op = self.made.get(value)
+        if op is not None and op.opcode == "broadcast":
+            op = self.made.get(op.operands[0])
+        return op.attrs["value"] if op is not None and op.opcode == "const" and isinstance(op.attrs["value"], int) else None
 
     def summed_shape(self, shape: Shape) -> Shape:
         return tuple(1 if a == self.axis else e for a, e in enumerate(shape))
@@ -59,6 +83,15 @@ class RowDotLowering(TileLowering):
             operands = [self.registers(b, self.env[v], shape) for v in op.operands]
             cells = self._paired(b, op, operands[0]) if op.opcode == "pair_bytes" else self._dots(b, op, operands)
             self.env[op.result] = Registers(shape, cells)
+            return
+        if op.opcode == "add_pairs" and self.has_pairs and shape_of(op.result):
+            shape = shape_of(op.result)
+            words = [self._word(v) for v in op.operands]
+            first, second = (
+                dict.fromkeys(self.cells(shape), self.kept[word]) if word is not None else self.registers(b, self.env[v], shape).cells
+                for word, v in zip(words, op.operands, strict=True)
+            )
+            self.env[op.result] = Registers(shape, {c: b.op("add_pairs", first[c], second[c], dtype=op.attrs["dtype"]) for c in self.cells(shape)})
             return
         if not any(r in self.sums for r in op.results) or op.opcode in ("for", "if", "broadcast"):
             super().lower_op(b, op)
@@ -79,7 +112,7 @@ class RowDotLowering(TileLowering):
     # -- words of two floats ------------------------------------------------------------------------------------
 
     def _paired(self, b: Builder, op: Op, words: Registers) -> dict[Cell, Value]:
-        high = b.const(int(op.attrs["high"]) * 0x01010101, u32)  # type: ignore[call-overload]
+        high = self.kept.get(_high(op)) or b.const(_high(op), u32)
         selector = b.const(0x4342 if op.attrs.get("upper") else 0x4140, u32)
         found = {word: b.op("byte_perm", word, high, selector) for word in dict.fromkeys(words.cells.values())}
         return {cell: found[word] for cell, word in words.cells.items()}
@@ -94,17 +127,25 @@ class RowDotLowering(TileLowering):
         cells: dict[Cell, Value] = {}
         for wanted in dots.values():
             rows, columns = (list(dict.fromkeys(key[side] for key in wanted)) for side in (0, 1))
+            # Where lanes take two rows of x in turns, both have the same words.
+            turns = apart and any(len(found) > 1 for found in wanted.values()) and len(shape_of(op.result)) > 2
             for first in range(0, len(rows), 2):
                 pair = rows[first : first + 2]
-                for at in range(0, len(columns), 2 if apart else 1):
-                    own = columns[at : at + 2] if apart else columns[at : at + 1]
+                for at in range(0, len(columns), 2 if apart and not turns else 1):
+                    own = columns[at : at + 2] if apart and not turns else columns[at : at + 1]
                     if not any((row, column) in wanted for row in pair for column in own):
                         continue
-                    results = self._multiplied(b, op, pair, own, apart)
+                    results = self._multiplied(b, op, pair, own * 2 if turns else own, apart)
                     for r, row in enumerate(pair):
                         for c, column in enumerate(own):
-                            cells.update(dict.fromkeys(wanted.get((row, column), ()), results[r][c]))
+                            for cell in wanted.get((row, column), ()):
+                                cells[cell] = results[r][self._turn(op, cell) if turns else c]
         return cells
+
+    def _turn(self, op: Op, cell: Cell) -> int:
+        """Which of the two rows of x that share words a cell belongs to."""
+        axis = next(a for a in range(len(cell) - 1) if self.layout.lanes[a] == 1 and shape_of(op.result)[a] > 1)
+        return cell[axis] % 2
 
     def _multiplied(
         self, b: Builder, op: Op, rows: Sequence[tuple[Value, ...]], columns: Sequence[tuple[Value, ...]], apart: bool
@@ -117,6 +158,10 @@ class RowDotLowering(TileLowering):
             factors = [columns[0][k], columns[0][k + 1]]
             if apart:
                 others = [columns[1][k], columns[1][k + 1]] if len(columns) > 1 else [none, none]
+                if others == factors:
+                    factors = [b.select(self.either, word, none) for word in factors]
+                    sums = list(b.emit("mma", [*a, *factors, *sums], {"dtype": op.attrs["dtype"]}))
+                    continue
                 seconds = [b.select(self.odd, other, none) if other is not none else none for other in others]
                 factors = [b.select(self.even, one, other) for one, other in zip(factors, seconds, strict=True)]
             sums = list(b.emit("mma", [*a, *factors, *sums], {"dtype": op.attrs["dtype"]}))
@@ -167,7 +212,91 @@ class RowDotLowering(TileLowering):
     # -- loads --------------------------------------------------------------------------------------------------
 
     def ops(self, b: Builder, ops: Sequence[Op]) -> tuple[Held, ...]:
-        return super().ops(b, loads_first(ops) if any(r in self.sums for op in ops for r in op.results) else ops)
+        return super().ops(b, loads_first(ops, self._is_staged) if any(r in self.sums for op in ops for r in op.results) else ops)
+
+    def _is_staged(self, op: Op) -> bool:
+        return self.staged is not None and op.operands[0] in self.staged.rings
+
+    def for_(self, b: Builder, op: Op) -> None:
+        """A loop over steps, whose rows are copied to shared memory some steps ahead where the schedule says so."""
+        stages = self.kernel.attrs.get("row_stages", 0)
+        names, units = (self.kernel.attrs.get(name, ()) for name in ("packed_rows", "packed_units"))
+        assert isinstance(stages, int) and isinstance(names, tuple) and isinstance(units, tuple)
+        copied = copied_tensors(self, op, dict(zip(names, units, strict=True)), self.env) if stages > 1 else []  # type: ignore[arg-type]
+        if not copied:
+            super().for_(b, op)
+            return
+        staged = StagedRows(self, stages, copied)
+        staged.begin(b)
+        low, high, step = (self.env[v] for v in op.operands[:3])
+        assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        ahead = low
+        for number in range(stages - 1):
+            staged.copy(b, ahead, high, b.index(number))
+            ahead = b.add(ahead, step)
+        initial = [b.index(0), ahead, *self.flat(b, op.operands[3:], [self.env[v] for v in op.operands[3:]])]
+        region = op.regions[0]
+
+        def body(inner: Builder, index: Value, slot: Value, ahead: Value, *carried: Value) -> list[Value]:
+            self.env[region.args[0]] = index
+            if region.args[0] in self.divisors:
+                self.divisors[index] = self.divisors[region.args[0]]
+            self.bind(region.args[1:], carried)
+            inner.multi("copy_wait", pending=stages - 2)
+            inner.multi("warp_sync")
+            before = inner.select(inner.op("eq", slot, inner.index(0)), inner.index(stages - 1), inner.sub(slot, inner.index(1)))
+            staged.copy(inner, ahead, high, before)
+            staged.slot, self.staged = slot, staged
+            self.depth += 1
+            yielded = self.ops(inner, region.ops)
+            self.depth -= 1
+            self.staged = None
+            after = inner.select(inner.op("eq", slot, inner.index(stages - 1)), inner.index(0), inner.add(slot, inner.index(1)))
+            return [after, inner.add(ahead, step), *self.flat(inner, region.yields, yielded)]
+
+        results = b.for_(low, high, step, initial, body, name=region.args[0].name)
+        self.bind(op.results, results[2:])
+
+    def _shared_axis(self, op: Op) -> int | None:
+        """The axis of x's rows, where lanes take what they load of two of them in turns: those of even columns read one, those of odd ones the next."""
+        shape = shape_of(op.result)
+        if not self.apart or op.attrs.get("masked") or not shape or shape[-1] == 1:
+            return None
+        axes = [a for a in range(len(shape) - 1) if self.layout.lanes[a] == 1 and shape[a] > 1]
+        if len(axes) != 1 or shape[axes[0]] % 2 or any(shape[a] > 1 for a in range(len(shape) - 1) if a != axes[0]):
+            return None
+        walking = [v for v in op.operands[1:] if isinstance(held := self.env[v], RegisterIndex) and axes[0] in held.factors]
+        return axes[0] if len(walking) == 1 else None
+
+    def _shared_load(self, b: Builder, op: Op, axis: int) -> None:
+        (place,) = (v for v in op.operands[1:] if isinstance(held := self.env[v], RegisterIndex) and axis in held.factors)
+        held = self.env[place]
+        assert isinstance(held, RegisterIndex)
+        one = b.select(self.odd, b.index(held.factors[axis]), b.index(0))
+        self.env[place] = RegisterIndex(held.shape, b.add(held.base, one), held.factors)
+        super().load(b, op)
+        self.env[place] = held
+        loaded = self.env[op.result]
+        assert isinstance(loaded, Registers)
+        cells = {cell: loaded.cells[tuple(c - c % 2 if a == axis else c for a, c in enumerate(cell))] for cell in loaded.cells}
+        self.env[op.result] = Registers(loaded.shape, cells)
+
+    def load(self, b: Builder, op: Op) -> None:
+        axis = self._shared_axis(op)
+        if axis is not None:
+            self._shared_load(b, op, axis)
+            return
+        if self.staged is None or not self._is_staged(op):
+            super().load(b, op)
+            return
+        one = next(c for c in self.staged.copied if c.memory is op.operands[0])
+        shape, held = shape_of(op.result), self.env[op.operands[-1]]
+        places = held if isinstance(held, Value) else self.registers(b, held, shape_of(op.operands[-1]))
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(shape):
+            place = places if isinstance(places, Value) else places.cells[self.collapsed(cell, places.shape)]
+            cells[cell] = self.staged.load(b, op, one, cell, place)
+        self.env[op.result] = Registers(shape, cells)
 
     def guarded_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int, cond: Value) -> Value:
         assert isinstance(memory.type, Tensor)
@@ -178,13 +307,20 @@ class RowDotLowering(TileLowering):
         return b.op("load", memory, *indices, cond, width=width, masked=True)
 
 
-def loads_first(ops: Sequence[Op]) -> list[Op]:
-    """The ops with loads, and what these need, before all else. Where something is written the order stays."""
+def _high(op: Op) -> int:
+    """The upper bytes of the halves that `pair_bytes` makes, as a word of four of them."""
+    high = op.attrs["high"]
+    assert isinstance(high, int)
+    return high * 0x01010101
+
+
+def loads_first(ops: Sequence[Op], near: Callable[[Op], bool] = lambda op: False) -> list[Op]:
+    """The ops with loads, and what these need, before all else, but for those of what is `near`. Where something is written the order stays."""
     if any(inner.opcode in ("store", "accumulate", "atomic", "barrier") for op in ops for inner in (op, *(i for r in op.regions for i in walk(r)))):
         return list(ops)
     made = {result: op for op in ops for result in op.results}
     early: set[int] = set()
-    waiting = [op for op in ops if op.opcode == "load"]
+    waiting = [op for op in ops if op.opcode == "load" and not near(op)]
     while waiting:
         op = waiting.pop()
         if id(op) not in early:

@@ -29,6 +29,8 @@ def lower_gemv(kernel: Kernel, schedule: Gemv, target: Target) -> Kernel:
     attrs = {**lowered.attrs, "schedule": schedule.describe()}
     if schedule.resident:
         attrs["min_blocks"] = schedule.resident
+    if schedule.stages > 1:
+        attrs["row_stages"] = schedule.stages
     if schedule.pdl:
         attrs["early"] = True
     return replace(lowered, attrs=MappingProxyType(attrs))

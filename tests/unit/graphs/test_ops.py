@@ -239,6 +239,8 @@ def test_packed_caches_that_are_refused() -> None:
     cache, q = g.cache("keys", (10, 2, 32), "q8_0"), g.input("q", (1, 4, 32), tw.f32)
     with pytest.raises(UserError, match="without positions"):
         g.op("Attention", q, cache, cache)
+    with pytest.raises(UserError, match="a window over keys"):
+        g.op("Attention", q, cache, cache, g.input("at", (1,), tw.i32), window=3)
     with pytest.raises(UserError, match="rows of floats"):
         g.op("KVAppend", cache, g.input("k", (1, 2, 32), tw.i32), g.input("p", (1,), tw.i32))
 

@@ -10,8 +10,11 @@ a program knows them as one array.
 
 from __future__ import annotations
 
-from tilewright.base.dtypes import f16, f32, i8, u8, u16
-from tilewright.execute.kernel import kernel
+import functools
+from typing import Any
+
+from tilewright.base.dtypes import DType, f16, f32, i8, u8, u16
+from tilewright.execute.kernel import Kernel, kernel
 from tilewright.frontend import words as tw
 
 
@@ -193,37 +196,43 @@ def attention_cached(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array,
     return out
 
 
-@kernel
-def attention_window(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, window: int, scale: float) -> tw.Array:
-    """A query sees its own position in the cache, and those before it: `window` in all."""
-    sequences, tokens, groups, heads, depth = q.shape
-    length = k.shape[1]
-    out = tw.empty((sequences, tokens, groups, heads, depth), q.dtype)
-    for s, g, i, h in tw.grid(sequences, groups, tokens, heads):
-        most = -tw.inf
-        for j in range(length):
-            if j <= positions[s] + i and j > positions[s] + i - window:
-                score = 0.0
-                for d in range(depth):
-                    score += q[s, i, g, h, d] * k[s, j, g, d]
-                most = max(most, score * scale)
-        total = 0.0
-        for j in range(length):
-            if j <= positions[s] + i and j > positions[s] + i - window:
-                score = 0.0
-                for d in range(depth):
-                    score += q[s, i, g, h, d] * k[s, j, g, d]
-                total += tw.exp(score * scale - most)
-        for e in range(depth):
-            mixed = 0.0
+@functools.cache
+def attention_window(dtype: DType) -> Kernel[..., Any]:
+    """A query sees its own position in the cache, and those before it: `window` in all. The result has that dtype."""
+
+    @kernel
+    def attended(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, window: int, scale: float) -> tw.Array:
+        """A query sees its own position in the cache, and those before it: `window` in all."""
+        sequences, tokens, groups, heads, depth = q.shape
+        length = k.shape[1]
+        out = tw.empty((sequences, tokens, groups, heads, depth), dtype)
+        for s, g, i, h in tw.grid(sequences, groups, tokens, heads):
+            most = -tw.inf
             for j in range(length):
                 if j <= positions[s] + i and j > positions[s] + i - window:
                     score = 0.0
                     for d in range(depth):
                         score += q[s, i, g, h, d] * k[s, j, g, d]
-                    mixed += tw.exp(score * scale - most) * v[s, j, g, e]
-            out[s, i, g, h, e] = mixed / total
-    return out
+                    most = max(most, score * scale)
+            total = 0.0
+            for j in range(length):
+                if j <= positions[s] + i and j > positions[s] + i - window:
+                    score = 0.0
+                    for d in range(depth):
+                        score += q[s, i, g, h, d] * k[s, j, g, d]
+                    total += tw.exp(score * scale - most)
+            for e in range(depth):
+                mixed = 0.0
+                for j in range(length):
+                    if j <= positions[s] + i and j > positions[s] + i - window:
+                        score = 0.0
+                        for d in range(depth):
+                            score += q[s, i, g, h, d] * k[s, j, g, d]
+                        mixed += tw.exp(score * scale - most) * v[s, j, g, e]
+                out[s, i, g, h, e] = mixed / total
+        return out
+
+    return attended
 
 
 @kernel

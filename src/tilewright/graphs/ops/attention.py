@@ -9,6 +9,7 @@ import functools
 
 import numpy as np
 
+from tilewright.base.dtypes import DType
 from tilewright.graphs.kernels import attention
 from tilewright.graphs.registry import Lowered, NodeCall, OpParam, OpRecord, TensorType, add_op
 from tilewright.graphs.tensor import Tensor
@@ -121,7 +122,11 @@ def _attention_rule(call: NodeCall) -> TensorType:
             call.same(q.sizes[0], k.sizes[0], "sequences of queries and keys")
     if call["causal"] and "positions" not in call:
         call.same(q.sizes[-3], k.sizes[-3], "queries and keys, of which each query sees those up to its own place")
-    return TensorType(q.sizes, q.dtype)
+    if call["dtype"] is not None and not call["dtype"].is_float:
+        raise call.fail(f"'dtype' is {call['dtype']}, not a dtype of floats", "TW009")
+    if call["dtype"] is not None and ("positions" not in call or "table" in call or not call["window"]):
+        raise call.fail("dtype= without a window", "TW016", "cast the result with a Copy node; with a window the kernel writes it so")
+    return TensorType(q.sizes, call["dtype"] or q.dtype)
 
 
 def _check_span(call: NodeCall, q: Tensor) -> None:
@@ -156,7 +161,10 @@ def _attention(call: NodeCall) -> Lowered:
     if "lengths" in call:
         return Lowered(attention.attention_lengths, given, made)
     if "positions" in call:
-        return Lowered(attention.attention_window if call["window"] else attention.attention_cached, given, made)
+        if call["window"]:
+            dtype = call["dtype"] or q.dtype
+            return Lowered(attention.attention_window(dtype), given, (TensorType(grouped.sizes, dtype),))
+        return Lowered(attention.attention_cached, given, made)
     return Lowered(attention.attention_causal if call["causal"] else attention.attention, given, made)
 
 
@@ -177,7 +185,8 @@ add_op(
     OpRecord(
         "Attention", ("q", "k", "v", "positions?", "table?", "lengths?"), _attention_rule, _attention,
         (OpParam("scale", (float, type(None)), None, "scalar", "what scores are multiplied by; 1/√features"), OpParam("causal", (bool, type(None)), None, doc="a query sees the keys up to its own place"),
-         OpParam("window", int, 0, doc="how many positions of a cache a query sees, up to its own; 0: all")),
+         OpParam("window", int, 0, doc="how many positions of a cache a query sees, up to its own; 0: all"),
+         OpParam("dtype", (DType, type(None)), None, doc="of the result, with a window; that of the queries")),
         doc="softmax(q · k) · v. With positions, a query sees a cache up to its own position; fewer key heads serve groups of query heads",
     )
 )  # fmt: skip

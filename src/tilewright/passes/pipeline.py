@@ -375,7 +375,7 @@ STAGE_UNITS = Pass(
 )  # fmt: skip
 UNPACK_WEIGHTS = Pass(
     "unpack_weights", "program", "program", unpack_weights,
-    "GPU: packed weights of products with many rows are unpacked to scratch first, in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
+    "Packed weights of products with many rows are unpacked to scratch first, on a GPU in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
 )  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
@@ -543,11 +543,11 @@ WITH_LANES = When(
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
-UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
+UNPACKING = When("kernels that unpack weights, on a GPU", lambda kernel, context: context.simt and "unpacks" in kernel.attrs)
 BRINGS_PACKED = When("products that unpack as they go", lambda kernel, context: isinstance(context.schedule, GpuProduct) and context.schedule.b_copy == "packed")
 WITH_WORDS = When(
-    "products of packed rows, and kernels that unpack weights",
-    lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)),
+    "products of packed rows, kernels that unpack weights, and attention to packed keys and values",
+    lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)) or bool(kernel.attrs.get("computed")),
 )
 WITH_SEVERAL = When(
     "products with few rows side by side, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1

@@ -53,7 +53,7 @@ def ahead(kernel: Kernel) -> Kernel:
     b = Builder(loop.span)
     mapping: dict[Value, Value] = {}
     clone_ops(b, needed, mapping)
-    low, high, step = (mapping.get(v, v) for v in loop.operands[:3])
+    low, high = (mapping.get(v, v) for v in loop.operands[:2])
     begun = reader.read(b, loop, loads, low, high, mapping)
     ops[place] = _carrying(loop, loads, begun, reader)
     ops[first:first] = b.ops

@@ -266,7 +266,7 @@ SPLIT_SCATTERS = Pass(
 READ_AHEAD = Pass(
     "read_ahead", "program", "program", read_ahead,
     "Products with few rows carry what they read of their weights, and read the next step's before they compute.",
-    takes=("target",),
+    takes=("target", "hints"),
 )  # fmt: skip
 LAUNCH_TOGETHER = Pass(
     "launch_together", "program", "program", launch_together,

@@ -817,7 +817,7 @@ def arrange_launches(program: Program, target: Target, hints: Mapping[str, int],
     """The thread stage's kernels with short ones launched together, and early; `sizes` are those of the call where code is made for these."""
     if not target.simt or len(program.calls) < 2 or program.loops:
         return program
-    return run_order(ORDERS["launches"], program, PassContext(target, hints=hints, sizes=sizes), trace)[0]
+    return run_order(ORDERS["launches"], program, PassContext(target, hints={**hints, **sizes}, sizes=sizes), trace)[0]
 
 
 def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:

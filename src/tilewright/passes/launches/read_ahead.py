@@ -24,7 +24,7 @@ from tilewright.ir.types import Tensor, Vec
 
 MOST_VECTORS = 12
 """Vectors of the weights that a lane holds for the next step, at most: each takes four registers."""
-MOST_WAVES = 4
+MOST_WAVES = 2
 """Times that a product's blocks fill all multiprocessors, at most."""
 REGISTERS = 65536
 """Of a multiprocessor."""

@@ -272,7 +272,7 @@ SPLIT_SCATTERS = Pass(
 READ_AHEAD = Pass(
     "read_ahead", "program", "program", read_ahead,
     "Products with few rows carry what they read of their weights, and read the next step's before they compute.",
-    takes=("target",),
+    takes=("target", "hints"),
 )  # fmt: skip
 LAUNCH_TOGETHER = Pass(
     "launch_together", "program", "program", launch_together,
@@ -829,7 +829,7 @@ def arrange_launches(program: Program, target: Target, hints: Mapping[str, int],
     """The thread stage's kernels with short ones launched together, and early; `sizes` are those of the call where code is made for these."""
     if not target.simt or len(program.calls) < 2 or program.loops:
         return program
-    return run_order(ORDERS["launches"], program, PassContext(target, hints=hints, sizes=sizes), trace)[0]
+    return run_order(ORDERS["launches"], program, PassContext(target, hints={**hints, **sizes}, sizes=sizes), trace)[0]
 
 
 def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:

@@ -61,8 +61,9 @@ def _halves(words: Array, dtype: DType) -> tuple[Array, Array]:
 
 def _pair_bytes(arrays: Sequence[Array], attrs: Attrs) -> Array:
     word = arrays[0] >> np.uint32(16) if attrs.get("upper") else arrays[0]
-    high = np.uint32(int(attrs["high"]) * 0x01000100)  # type: ignore[call-overload]
-    return np.asarray(word & np.uint32(0xFF) | (word & np.uint32(0xFF00)) << np.uint32(8) | high)
+    high = attrs["high"]
+    assert isinstance(high, int)
+    return np.asarray(word & np.uint32(0xFF) | (word & np.uint32(0xFF00)) << np.uint32(8) | np.uint32(high * 0x01000100))
 
 
 def _add_pairs(arrays: Sequence[Array], attrs: Attrs) -> Array:

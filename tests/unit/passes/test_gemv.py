@@ -336,8 +336,8 @@ def test_rows_are_fetched_before_the_wait() -> None:
 
 
 def test_other_gpus_have_no_such_instructions() -> None:
-    w, known = packed_as(8, 512, "q8_0")
+    w, _ = packed_as(8, 512, "q8_0")
     stages = lowered(gemv, w, numbers(BF16, 512), target="sm_75")  # type: ignore[arg-type]
     assert not any(getattr(s, "matrix", False) for s in stages.schedules)
-    w, known = packed_as(8, 512, "q5_0")
+    w, _ = packed_as(8, 512, "q5_0")
     assert not any(isinstance(s, Gemv) for s in lowered(gemv, w, numbers(BF16, 512), target="sm_75").schedules)  # type: ignore[arg-type]

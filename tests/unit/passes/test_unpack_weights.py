@@ -197,6 +197,24 @@ def test_few_rows_are_not_unpacked() -> None:
     assert len(stages.schedules) == 1 and isinstance(stages.schedules[0], Gemv) and not stages.loop.scratch
 
 
+@pytest.mark.parametrize("dtype", [tw.q4_k, tw.q6_k, tw.q8_0], ids=str)
+@pytest.mark.parametrize("m", [2, 37])
+def test_on_a_cpu(dtype: DType, m: int) -> None:
+    """Nothing is rounded; what has scales for parts of its blocks is unpacked by vectors first."""
+    w, x = tw.quantize(normal(33, 512), dtype), normal(m, 512)
+    expected = x.astype(np.float64) @ rounded(w, np.float32).T
+    np.testing.assert_allclose(tw.kernel(product)(x, w), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    stages = lowered(product, x, w, target="x86-64-avx512")
+    assert [a.type.dtype for a in stages.loop.scratch if "unpacked" in a.name] == ([tw.f32] if m > 4 and dtype is not tw.q8_0 else [])
+    check(stages, expected, x, w, tolerance=1e-5)
+
+
+def test_products_side_by_side_on_a_cpu() -> None:
+    g, u, x = tw.quantize(normal(40, 64), tw.q8_0), tw.quantize(normal(40, 64) + 1, tw.q8_0), normal(20, 64).astype(BF16)
+    expected = (x.astype(np.float64) @ rounded(g, np.float32).T) * (x.astype(np.float64) @ rounded(u, np.float32).T)
+    np.testing.assert_allclose(tw.kernel(gated)(x, g, u), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
 def test_a_schedule_that_is_asked_for() -> None:
     w, x = tw.quantize(normal(64, 256), tw.q4_k), normal(64, 256).astype(BF16)
     stages = lowered(product, x, w, schedule="family=mma m=32 n=32 k=32 stages=4 warps_m=1 warps_n=2 persistent=0")

@@ -20,6 +20,12 @@ def _sequences(x: Tensor) -> Tensor:
     return x if x.ndim == 4 else x.reshape((1, *x.sizes))
 
 
+def _block_rows(cache: Tensor, paged: bool) -> Tensor:
+    """The bytes of packed blocks, with an axis of sequences where they are not in pages."""
+    found = cache.blocks()
+    return found if paged or cache.ndim == 4 else found.reshape((1, *found.sizes))
+
+
 def _check_positions(call: NodeCall, x: Tensor) -> None:
     positions = call.rank("positions", 1)
     if not positions.dtype.is_int:
@@ -52,7 +58,10 @@ def _rope(call: NodeCall) -> Lowered:
 
 def _append_rule(call: NodeCall) -> TensorType:
     cache, rows = call.rank("cache", 3, 4), call.rank("rows", 3, 4)
-    call.same_dtype(cache, rows)
+    if not cache.dtype.is_packed:
+        call.same_dtype(cache, rows)
+    elif not rows.dtype.is_float:
+        raise call.fail(f"the rows are {rows.form}, and the cache is {cache.form}", "TW006", "rows of floats are rounded to the blocks of the cache")
     if cache.ndim != rows.ndim and "table" not in call:
         raise call.fail(f"the cache is {cache.form}, and the rows are {rows.form}", "TW003", "both need an axis of sequences, or none")
     if "table" in call:
@@ -76,6 +85,9 @@ def _check_table(call: NodeCall, rows: Tensor) -> None:
 
 def _append(call: NodeCall) -> Lowered:
     rows = _sequences(call["rows"])
+    if call["cache"].dtype.is_packed:
+        given = {"cache": _block_rows(call["cache"], "table" in call), "rows": rows}
+        return Lowered(attention.append_q8_paged if "table" in call else attention.append_q8, given, ())
     if "table" in call:
         return Lowered(attention.append_paged, {"rows": rows}, ())
     return Lowered(attention.append, {"rows": rows, "cache": _sequences(call["cache"])}, ())
@@ -91,6 +103,8 @@ def _attention_rule(call: NodeCall) -> TensorType:
     heads, groups = q.sizes[-2].constant, k.sizes[-2].constant
     if heads is None or groups is None or not groups or heads % groups:
         raise call.fail(f"{q.form} are queries for keys of {k.form}", help="the number of query heads must be a multiple of that of key heads")
+    if k.dtype.is_packed and "positions" not in call:
+        raise call.fail(f"keys are {k.form}, without positions", "TW008", "give positions=: packed keys are those of a cache")
     if "table" in call and "positions" not in call:
         raise call.fail("a page table without positions", "TW008", "give positions=, the position of each sequence's first token")
     if "positions" in call:
@@ -136,6 +150,10 @@ def _attention(call: NodeCall) -> Lowered:
     scale = call["scale"] if call["scale"] is not None else float(depth.constant or 1) ** -0.5
     grouped = q.reshape((*front, groups, heads.constant // groups, depth))
     given, made = {"q": grouped, "scale": scale}, (TensorType(grouped.sizes, q.dtype),)
+    if k.dtype.is_packed:
+        given |= {"k": _block_rows(k, "table" in call), "v": _block_rows(call["v"], "table" in call)}
+        kernel = attention.attention_q8_paged if "table" in call else attention.attention_q8_window if call["window"] else attention.attention_q8
+        return Lowered(kernel, given, made)
     if "table" in call:
         return Lowered(attention.attention_paged, given, made)
     given |= {"k": _sequences(k), "v": _sequences(call["v"])}

@@ -303,6 +303,8 @@ class CpuProduct(MatrixSchedule):
     """SIMD registers along `nr`."""
     keep: str = "b"
     """The factor of which a block holds a copy of all it needs for a stretch of the sum; the other is copied panel by panel."""
+    unpack: bool = False
+    """As on a GPU; elements stay f32."""
 
     def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
         return Blocked((1, self.nr // self.vectors), (1, 1), (1, 1))

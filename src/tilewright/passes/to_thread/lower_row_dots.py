@@ -23,7 +23,7 @@ from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
-from tilewright.passes.common.registers import Cell, Held, Registers, Shape, shape_of
+from tilewright.passes.common.registers import Cell, Held, RegisterIndex, Registers, Shape, shape_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
 from tilewright.passes.to_thread.staged_rows import StagedRows, copied_tensors
 
@@ -43,7 +43,8 @@ class RowDotLowering(TileLowering):
         self.staged: StagedRows | None = None
         """Where the loop at hand has copied its rows to."""
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
-        self.has_pairs = any(op.opcode == "dot_pairs" for op in walk(kernel.body))
+        dots = [op for op in walk(kernel.body) if op.opcode == "dot_pairs"]
+        self.has_pairs, self.apart = bool(dots), bool(dots) and all(op.attrs.get("spread", 1) == 1 for op in dots)
 
     def coordinates(self, b: Builder) -> None:
         super().coordinates(b)
@@ -51,6 +52,7 @@ class RowDotLowering(TileLowering):
             group, twice = b.op("shr", self.lane, b.index(2)), b.mul(b.op("and", self.lane, b.index(3)), b.index(2))
             self.even, self.odd = b.op("eq", group, twice), b.op("eq", group, b.add(twice, b.index(1)))
             """Lanes whose column is the first or the second of the two that they get results of."""
+            self.either = b.op("or", self.even, self.odd)
             lane = b.cast(self.lane, u32)
             other = b.op("shuffle", lane, b.const(1, i32), mode="xor")
             zero = b.op("xor", b.op("xor", lane, other), b.const(1, u32))
@@ -125,17 +127,25 @@ class RowDotLowering(TileLowering):
         cells: dict[Cell, Value] = {}
         for wanted in dots.values():
             rows, columns = (list(dict.fromkeys(key[side] for key in wanted)) for side in (0, 1))
+            # Where lanes take two rows of x in turns, both have the same words.
+            turns = apart and any(len(found) > 1 for found in wanted.values()) and len(shape_of(op.result)) > 2
             for first in range(0, len(rows), 2):
                 pair = rows[first : first + 2]
-                for at in range(0, len(columns), 2 if apart else 1):
-                    own = columns[at : at + 2] if apart else columns[at : at + 1]
+                for at in range(0, len(columns), 2 if apart and not turns else 1):
+                    own = columns[at : at + 2] if apart and not turns else columns[at : at + 1]
                     if not any((row, column) in wanted for row in pair for column in own):
                         continue
-                    results = self._multiplied(b, op, pair, own, apart)
+                    results = self._multiplied(b, op, pair, own * 2 if turns else own, apart)
                     for r, row in enumerate(pair):
                         for c, column in enumerate(own):
-                            cells.update(dict.fromkeys(wanted.get((row, column), ()), results[r][c]))
+                            for cell in wanted.get((row, column), ()):
+                                cells[cell] = results[r][self._turn(op, cell) if turns else c]
         return cells
+
+    def _turn(self, op: Op, cell: Cell) -> int:
+        """Which of the two rows of x that share words a cell belongs to."""
+        axis = next(a for a in range(len(cell) - 1) if self.layout.lanes[a] == 1 and shape_of(op.result)[a] > 1)
+        return cell[axis] % 2
 
     def _multiplied(
         self, b: Builder, op: Op, rows: Sequence[tuple[Value, ...]], columns: Sequence[tuple[Value, ...]], apart: bool
@@ -148,6 +158,10 @@ class RowDotLowering(TileLowering):
             factors = [columns[0][k], columns[0][k + 1]]
             if apart:
                 others = [columns[1][k], columns[1][k + 1]] if len(columns) > 1 else [none, none]
+                if others == factors:
+                    factors = [b.select(self.either, word, none) for word in factors]
+                    sums = list(b.emit("mma", [*a, *factors, *sums], {"dtype": op.attrs["dtype"]}))
+                    continue
                 seconds = [b.select(self.odd, other, none) if other is not none else none for other in others]
                 factors = [b.select(self.even, one, other) for one, other in zip(factors, seconds, strict=True)]
             sums = list(b.emit("mma", [*a, *factors, *sums], {"dtype": op.attrs["dtype"]}))
@@ -243,7 +257,35 @@ class RowDotLowering(TileLowering):
         results = b.for_(low, high, step, initial, body, name=region.args[0].name)
         self.bind(op.results, results[2:])
 
+    def _shared_axis(self, op: Op) -> int | None:
+        """The axis of x's rows, where lanes take what they load of two of them in turns: those of even columns read one, those of odd ones the next."""
+        shape = shape_of(op.result)
+        if not self.apart or op.attrs.get("masked") or not shape or shape[-1] == 1:
+            return None
+        axes = [a for a in range(len(shape) - 1) if self.layout.lanes[a] == 1 and shape[a] > 1]
+        if len(axes) != 1 or shape[axes[0]] % 2 or any(shape[a] > 1 for a in range(len(shape) - 1) if a != axes[0]):
+            return None
+        walking = [v for v in op.operands[1:] if isinstance(held := self.env[v], RegisterIndex) and axes[0] in held.factors]
+        return axes[0] if len(walking) == 1 else None
+
+    def _shared_load(self, b: Builder, op: Op, axis: int) -> None:
+        (place,) = (v for v in op.operands[1:] if isinstance(held := self.env[v], RegisterIndex) and axis in held.factors)
+        held = self.env[place]
+        assert isinstance(held, RegisterIndex)
+        one = b.select(self.odd, b.index(held.factors[axis]), b.index(0))
+        self.env[place] = RegisterIndex(held.shape, b.add(held.base, one), held.factors)
+        super().load(b, op)
+        self.env[place] = held
+        loaded = self.env[op.result]
+        assert isinstance(loaded, Registers)
+        cells = {cell: loaded.cells[tuple(c - c % 2 if a == axis else c for a, c in enumerate(cell))] for cell in loaded.cells}
+        self.env[op.result] = Registers(loaded.shape, cells)
+
     def load(self, b: Builder, op: Op) -> None:
+        axis = self._shared_axis(op)
+        if axis is not None:
+            self._shared_load(b, op, axis)
+            return
         if self.staged is None or not self._is_staged(op):
             super().load(b, op)
             return

@@ -164,10 +164,11 @@ def copied_tensors(view: ThreadView, loop: Op, rows: dict[str, int], env: dict[V
         lead = tuple(env.get(v) for v in op.operands[1 : memory.type.rank - 1])
         if op.attrs.get("masked") or not shape or not all(isinstance(v, RegisterIndex | Value) for v in lead):
             return []
-        walking = [p for p, v in enumerate(lead) if isinstance(v, RegisterIndex) and v.factors]
-        if len(walking) != 1 or len(lead[walking[0]].factors) != 1:  # type: ignore[union-attr]
+        walking = [(p, v) for p, v in enumerate(lead) if isinstance(v, RegisterIndex) and v.factors]
+        if len(walking) != 1 or len(walking[0][1].factors) != 1:
             return []
-        (axis,) = lead[walking[0]].factors  # type: ignore[union-attr]
+        ((position, index),) = walking
+        (axis,) = index.factors
         units, lanes = rows[memory.name], view.layout.lanes[-1]
         registers = view.layout.registers(_rows_shape(view, loop, memory, axis))
         vectors, warps_k = registers[-1], view.layout.warps[-1]
@@ -183,7 +184,7 @@ def copied_tensors(view: ThreadView, loop: Op, rows: dict[str, int], env: dict[V
             pitch += 16  # lanes of different rows read from different banks
         pitch = -(-pitch // 16) * 16
         found[memory] = Copied(
-            memory, lead, walking[0], axis, units, registers[axis] * view.layout.lanes[axis], 1 if warps_k == 1 else vectors, chunk, chunks, pitch // size  # type: ignore[arg-type]
+            memory, lead, position, axis, units, registers[axis] * view.layout.lanes[axis], 1 if warps_k == 1 else vectors, chunk, chunks, pitch // size  # type: ignore[arg-type]
         )
     return list(found.values())
 

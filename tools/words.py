@@ -56,6 +56,8 @@ def package_stub() -> str:
     found["tilewright.frontend.words"] = list(NAMES)
     found["tilewright.base.errors"] = [name for name in tilewright.__all__ if hasattr(errors, name)]
     head = _HEAD.format(source="__init__.py or frontend/words/rows.py")
+    packages: tuple[str, ...] = tilewright._PACKAGES  # type: ignore[attr-defined]
+    head += _imports("tilewright", list(packages))
     return head + "".join(_imports(module, found[module]) for module in sorted(found)) + "\n__version__: str\n__all__: list[str]\n"
 
 

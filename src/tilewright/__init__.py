@@ -69,6 +69,8 @@ _EXPORTS = {
 """What is offered besides errors and the words of the kernel languages (`frontend.words`). A module is loaded when somebody asks
 for one of its names. Type checkers read `__init__.pyi`, which `tools/words.py --write` makes from this table and the words."""
 
+_PACKAGES = ("models",)
+"""Packages that are offered as they are: `tw.models.load`."""
 _HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 _EXTENSION = ("load_ipython_extension", "unload_ipython_extension")
 """What IPython asks for; nobody else does."""
@@ -115,12 +117,16 @@ def _names() -> list[str]:
     from tilewright.frontend.words.python_words import NAMES
 
     errors = (error.__name__ for error in (CompilerBug, DeviceError, PerformanceWarning, TargetLimit, TilewrightError, UserError))
-    return sorted((*_HOMES, *NAMES, *errors))
+    return sorted((*_HOMES, *_PACKAGES, *NAMES, *errors))
 
 
 def __getattr__(name: str) -> object:
     if name == "__all__":
         value: object = _names()
+    elif name in _PACKAGES:
+        from importlib import import_module
+
+        value = import_module(f"tilewright.{name}")
     else:
         from importlib import import_module
 

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -40,6 +41,24 @@ def test_a_decode_step_is_right_and_replays_equal_runs(more: dict[str, int]) -> 
         ran = eager.run(device="cuda", token=np.array([token], np.int32), position=np.array([position], np.int32))
         assert np.array_equal(np.asarray(ran["logits"], np.float64).reshape(-1), replayed[position])
         assert np.abs(replayed[position] - wanted[position]).max() < 2e-4
+
+
+def test_replays_of_a_step_that_starts_kernels_early_are_all_the_same() -> None:
+    """Kernels of the step overlap: each must see all that the ones before it wrote, every time."""
+    module = example()
+    shape = module.Shape(layers=6, wide=1024, heads=8, groups=2, depth=128, hidden=2816, words=4096)
+    weights = {name: a.astype(ml_dtypes.bfloat16) for name, a in module.make_weights(shape, np.random.default_rng(4)).items()}
+    g = module.build(shape, weights, tw.bf16, 256)
+    given = {"token": np.array([5], np.int32), "position": np.zeros(1, np.int32)}
+    step = g.capture("cuda", **given)
+    assert step.nodes <= 6 * 7 + 4
+    wanted = module.reference(shape, {name: a.astype(np.float64) for name, a in weights.items()}, [5])[0]
+    first = np.asarray(step(**given)["logits"], np.float32).reshape(-1)
+    assert np.abs(first - wanted).max() < 0.15 * wanted.std()
+    for _ in range(50):
+        assert np.array_equal(np.asarray(step(**given)["logits"], np.float32).reshape(-1), first)
+    eager = g.run(device="cuda", **given)
+    assert np.array_equal(np.asarray(eager["logits"], np.float32).reshape(-1), first)
 
 
 def test_a_capture_grows(recwarn: pytest.WarningsRecorder) -> None:

@@ -29,7 +29,7 @@ def on_gpu(kernel: tw.Kernel[..., Any], *arguments: object, stages: tuple[str, .
     """The results of one compilation, which must be attention in parts."""
     made = kernel.stages(*arguments, target="sm_90a").stages
     assert [type(s) for s in made.schedules][-2:-1] == [MmaAttention], made.schedules
-    inputs = dict(kernel.bound(*arguments))
+    inputs = {name: getattr(value, "blocks", value) for name, value in kernel.bound(*arguments).items()}
     return {stage: np.asarray(next(iter(run_program(getattr(made, stage), inputs).values()))) for stage in stages}
 
 
@@ -123,6 +123,50 @@ def test_the_attention_of_graphs(tokens: int) -> None:
     given = q, k, v, positions, 0.1
     for found in (*on_gpu(kernel, *given).values(), on_cpu(kernel, *given)):
         near(found.reshape(want.shape), want)
+
+
+def packed(*values: np.ndarray) -> list[Any]:
+    """Blocks of q8_0, and the numbers that are in them."""
+    blocks = [tw.quantize(x.astype(np.float32), tw.q8_0) for x in values]
+    return [*blocks, *(np.asarray(tw.dequantize(x)) for x in blocks)]
+
+
+@pytest.mark.parametrize(("length", "depth"), [(0, 64), (1, 32), (33, 128), (517, 64)])
+def test_packed_keys_and_values(length: int, depth: int) -> None:
+    q, *rows = arrays(length + 7, (6, depth), (530, 2, depth), (530, 2, depth))
+    k, v, *numbers = packed(*rows)
+    want, at = attended(q, *numbers, 0, length), np.array([length], np.int32)
+    for x in (k, v):
+        x.blocks[length:] = 0xFF  # scales that are NaN
+    for found in on_gpu(text.one_length, q, k, v, at).values():
+        near(found, want)
+    near(on_cpu(text.one_length, q.astype(np.float32), k, v, at), want, 1e-5)
+
+
+def test_packed_windows_pages_and_sequences() -> None:
+    q, *rows = arrays(3, (2, 4, 64), (560, 2, 64), (560, 2, 64))
+    k, v, *numbers = packed(*rows)
+    want = np.stack([attended(q[i], *numbers, 150 + i + 1 - 100, 150 + i + 1) for i in range(2)])
+    given = k, v, np.array([150], np.int32), 100
+    near(on_gpu(text.window, q, *given, stages=("thread",))["thread"], want)
+    near(on_cpu(text.window, q.astype(np.float32), *given), want, 1e-5)
+    lengths, table = np.array([1, 131], np.int32), np.random.default_rng(3).permutation(104).reshape(2, 52).astype(np.int32)
+    rows = arrays(4, (104, 10, 2, 64), (104, 10, 2, 64))
+    k, v, *numbers = packed(*rows)
+    want = np.stack([attended(q[b], *(x[table[b]].reshape(-1, 2, 64) for x in numbers), 0, n) for b, n in enumerate(lengths)])
+    near(on_gpu(text.paged, q, k, v, table, lengths, stages=("thread",))["thread"], want)
+    near(np.asarray(text.paged(q.astype(np.float32), k, v, table, lengths)), want, 1e-5)
+
+
+def test_schedules_that_fetch_ahead_give_the_same_bits() -> None:
+    q, k, v = arrays(5, (8, 64), (640, 4, 64), (640, 4, 64))
+    base = "family=attention_mma m=16 n=32 k=64 head_dim_v=64 stages=3 persistent=0 a_copy=rs splits=3"
+    given = q, k, v, np.array([391], np.int32)
+    found = [on_gpu(tw.kernel(schedule=base + more)(text.one_length.python), *given, stages=("thread",))["thread"] for more in ("", " prefetch=256 interleave=1 ahead=2")]
+    assert np.array_equal(*found)
+    near(found[0], attended(q, k, v, 0, 391))
+    with pytest.raises(UserError, match="prefetch 0, 128 or 256"):
+        tw.kernel(schedule=base + " prefetch=32")(text.one_length.python).stages(*given, target="sm_90a")
 
 
 @pytest.mark.parametrize("length", [0, 33])

@@ -729,3 +729,35 @@ def test_a_graph_captures_all_steps() -> None:
                 wanted = wanted * np.float32(0.5) + wanted.T
             np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
     assert driver.violations == []
+
+
+@tw.kernel
+def above(y: tw.InOut, n: int, k: int):
+    for t in range(n):
+        for i in tw.grid(range(t + 1, n - k)):
+            y[i] = y[i] * 2.0 + y[t]
+
+
+@tw.kernel
+def lower_part(a: tw.InOut, n: int):
+    for t in range(n):
+        for i, j in tw.grid(range(t + 1, n), range(t, n)):
+            a[i, j] = a[i, j] - a[t, j] * 0.5
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator:tile", "emulator"])
+def test_grids_that_shrink_with_the_step_and_end_at_a_number(device: str) -> None:
+    for n, k in ((5, 0), (5, 2), (5, -3), (0, 0), (-2, 1), (7, 9), (1, 0)):
+        y = np.random.default_rng(1).integers(1, 4, 9).astype(np.float64)
+        expected = y.copy()
+        for t in range(n):
+            expected[t + 1 : max(n - k, t + 1)] = expected[t + 1 : max(n - k, t + 1)] * 2 + expected[t]
+        above(y, n, k, device=device)
+        np.testing.assert_array_equal(y, expected)
+    for n in (5, 0, -3, 1):
+        a = np.random.default_rng(2).integers(1, 4, (6, 6)).astype(np.float64)
+        expected = a.copy()
+        for t in range(n):
+            expected[t + 1 : n, t:n] -= expected[t, t:n] * 0.5
+        lower_part(a, n, device=device)
+        np.testing.assert_array_equal(a, expected)

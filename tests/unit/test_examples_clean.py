@@ -41,8 +41,9 @@ def test_pyright() -> None:
     check_types("examples", ROOT)
 
 
-def test_pyright_on_the_readme(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_pyright_on_pages(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     (tmp_path / "readme.py").write_text("\n".join(blocks), encoding="utf-8")
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT / "src")]}))

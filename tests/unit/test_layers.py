@@ -30,7 +30,7 @@ BELOW: dict[str, frozenset[str]] = {
         "distributed": "base tree frontend analysis runtime compile execute",
         "zyn": "base tree frontend runtime compile execute distributed",
         "graphs": "base tree ir frontend runtime compile execute",
-        "models": "base runtime compile execute graphs",
+        "models": "base frontend runtime compile execute graphs",
         "mega": "base tree ir frontend analysis passes codegen runtime compile execute graphs models",
         "interop": "base tree frontend runtime compile execute zyn",
         "api": "base tree ir frontend analysis passes primitives codegen runtime compile execute distributed zyn graphs models mega interop",
@@ -38,7 +38,7 @@ BELOW: dict[str, frozenset[str]] = {
         "__main__": "cli",
     }.items()
 }
-"""What each layer may import besides itself: what its code needs, and no more. `graphs`, `models` and `mega` are places for what comes."""
+"""What each layer may import besides itself: what its code needs, and no more. `mega` is a place for what comes."""
 
 
 def module_name(path: Path) -> str:

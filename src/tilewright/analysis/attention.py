@@ -15,17 +15,24 @@ known as such, so that what lies beyond them need not be computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 
 from tilewright.analysis.affine import Affine, Forms, analyse, gap
 from tilewright.analysis.expressions import ExpressionTable, Key, sorted_keys
-from tilewright.base.dtypes import f32
+from tilewright.base.dtypes import DType, f32
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size, minimum
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
+
+_ELEMENTWISE = frozenset({"cast", "bitcast", "mul", "add", "sub", "or", "and", "shl", "shr", "neg", "select", "lt", "const"})
+"""What an element may be computed by."""
+
+
+def _is_byte(dtype: DType) -> bool:
+    return dtype.is_int and dtype.itemsize == 1
 
 
 @record
@@ -57,7 +64,7 @@ class Attention:
     weighted: Op
     score: Op
     """The inner product in the body of `maximum`; `query` and `key` are the loads it multiplies, `value` the one of the
-    weighted sum."""
+    weighted sum. A key or a value may be computed from numbers of 8 bits, as elements of packed blocks are: then it is the last op of that."""
     query: Op
     key: Op
     value: Op
@@ -81,6 +88,17 @@ class Attention:
     many there are to read."""
     gathers: bool = False
     """The rows of an operand are not those of one axis: the tokens and heads of several queries, or keys in pages."""
+    made: Mapping[Value, Op] = field(default_factory=dict, compare=False)
+    """The op that makes each value of the kernel."""
+
+    def loads(self, operand: Op) -> list[Op]:
+        """What an operand is read by: it is a load itself, or computed from several."""
+        return loads_of(operand, self.made)
+
+    @property
+    def computed(self) -> bool:
+        """Whether keys or values are computed from what is read."""
+        return any(op.opcode != "load" for op in (self.key, self.value))
 
     @property
     def indices(self) -> tuple[Value, ...]:
@@ -97,8 +115,12 @@ class Attention:
     def j(self) -> Value:
         return self.maximum.regions[0].args[0]
 
-    def axis(self, load: Op, index: Value) -> int:
-        """The axis of a load's tensor that walks an index by ones; -1 where there is none, or more than one."""
+    def axis(self, operand: Op, index: Value) -> int:
+        """The axis of an operand's tensor that walks an index by ones, the same of all its loads; -1 where there is none, or more than one."""
+        axes = {self._axis(load, index) for load in self.loads(operand)}
+        return axes.pop() if len(axes) == 1 else -1
+
+    def _axis(self, load: Op, index: Value) -> int:
         tensor = load.operands[0].type
         assert isinstance(tensor, Tensor)
         found = [a for a, v in enumerate(load.operands[1 : 1 + tensor.rank]) if self.forms[v].factor(index) != ZERO]
@@ -106,6 +128,21 @@ class Attention:
             return -1
         form = self.forms[load.operands[1 + found[0]]]
         return found[0] if form.factor(index) == ONE else -1
+
+
+def loads_of(operand: Op, made: Mapping[Value, Op]) -> list[Op]:
+    """The loads that an element is computed from, without those of its indices; the op itself where it is one."""
+    if operand.opcode == "load":
+        return [operand]
+    found: dict[int, Op] = {}
+    waiting = list(operand.operands)
+    while waiting:
+        op = made.get(waiting.pop())
+        if op is not None and op.opcode == "load":
+            found[id(op)] = op
+        elif op is not None:
+            waiting += op.operands
+    return list(found.values())
 
 
 def find_attention(kernel: Kernel) -> Attention | None:
@@ -198,7 +235,7 @@ class _AttentionFinder(ExpressionTable):
             moving = [f for f in rest if j in self.depends(f.value)]
             if not rest:
                 sums.append(op)
-            elif len(moving) == 1 and not moving[0].divides and (load := self._load(moving[0].value)) is not None:
+            elif len(moving) == 1 and not moving[0].divides and (load := self._element(moving[0].value)) is not None:
                 weighted.append((op, load, tuple(f for f in rest if f is not moving[0])))
             else:
                 return self._refuse("the values that are weighted are computed, not elements of an array")
@@ -225,7 +262,7 @@ class _AttentionFinder(ExpressionTable):
             return None
         row = rows[-1]
         i = self.indices[row]
-        column, column_extent, column_position = self._column(loop, value, extents, i)
+        column, column_extent, column_position = self._column(loop, key, value, extents, i)
         if column is None or column_extent is None:
             return None
         uses = {v for op in (query, key) for v in self.depends(op.result)}
@@ -256,10 +293,10 @@ class _AttentionFinder(ExpressionTable):
         found = Attention(
             self.parallel, extents, row, batch, column, column_extent, loop, keys, depth[0], maximum, tuple(sums), total, product,
             query, key, value, term, tuple(others), reach, grain, strict, scales, shifted, exponential,
-            self.forms, count,
+            self.forms, count, made=self.made,
         )  # fmt: skip
         d = product.regions[0].args[0]
-        if min(found.axis(query, d), found.axis(key, d), found.axis(value, column)) < 0:
+        if any(op.opcode == "load" and found.axis(op, index) < 0 for op, index in ((query, d), (key, d), (value, column))):
             return None
         if min(found.axis(query, i), found.axis(key, j), found.axis(value, j_value)) < 0:
             found = replace(found, gathers=True)
@@ -271,9 +308,10 @@ class _AttentionFinder(ExpressionTable):
 
     def _rows_of(self, key: Op, j: Value) -> Size | None:
         """Where every row ends by its own limit: as many terms as there are to read."""
-        tensor = key.operands[0].type
+        load = loads_of(key, self.made)[0]
+        tensor = load.operands[0].type
         assert isinstance(tensor, Tensor)
-        indices = key.operands[1 : 1 + tensor.rank]
+        indices = load.operands[1 : 1 + tensor.rank]
         walks = [a for a, v in enumerate(indices) if self.forms[v].factor(j) != ZERO]
         if walks:
             return tensor.shape[walks[0]]
@@ -310,7 +348,7 @@ class _AttentionFinder(ExpressionTable):
         return found
 
     def _column(
-        self, loop: Op | None, value: Op, extents: tuple[Size, ...], row: Value
+        self, loop: Op | None, key: Op, value: Op, extents: tuple[Size, ...], row: Value
     ) -> tuple[Value | None, Size | None, int]:
         """The index along the values' columns, its extent, and its position among the parallel ones (-1: a loop's)."""
         if loop is not None:
@@ -318,6 +356,9 @@ class _AttentionFinder(ExpressionTable):
             if low.factors or high.factors or step.factors or low.constant != ZERO or step.constant != ONE:
                 return None, None, -1
             return loop.regions[0].args[0], high.constant, -1
+        if value.opcode != "load":
+            found = [p for p, v in enumerate(self.indices) if v is not row and v in self.depends(value.result) and v not in self.depends(key.result)]
+            return (self.indices[found[0]], extents[found[0]], found[0]) if len(found) == 1 else (None, None, -1)
         tensor = value.operands[0].type
         assert isinstance(tensor, Tensor)
         for index, stride in zip(value.operands[1 : 1 + tensor.rank], tensor.strides, strict=True):
@@ -431,16 +472,36 @@ class _AttentionFinder(ExpressionTable):
         op = self.made.get(product.regions[0].yields[0])
         if op is None or op.opcode != "mul":
             return None
-        loads = [self._load(v) for v in op.operands]
+        loads = [self._element(v) for v in op.operands]
         first, second = loads
         if first is None or second is None:
             return None
         j = maximum.regions[0].args[0]
         if j in self.depends(first.result):
             first, second = second, first
-        if j in self.depends(first.result) or j not in self.depends(second.result):
+        if first.opcode != "load" or j in self.depends(first.result) or j not in self.depends(second.result):
             return None
         return product, first, second
+
+    def _element(self, value: Value) -> Op | None:
+        """The load a value is, or the op that computes it from elements of which some have 8 bits."""
+        load = self._load(value)
+        if load is not None:
+            return load
+        op = self.made.get(value)
+        waiting = [value]
+        while waiting:
+            own = self.made.get(waiting.pop())
+            if own is None or own.regions or (own.opcode == "load" and own.attrs.get("masked")):
+                return None
+            if own.opcode != "load":
+                if own.opcode not in _ELEMENTWISE:
+                    return None
+                waiting += own.operands
+        if op is None or dtype_of(value.type) is not f32:
+            return None
+        loads = loads_of(op, self.made)
+        return op if any(_is_byte(dtype_of(x.result.type)) for x in loads) else None
 
     def _load(self, value: Value) -> Op | None:
         """The load a value is, but for casts that widen it."""
@@ -452,7 +513,7 @@ class _AttentionFinder(ExpressionTable):
 
     def _factors(self, value: Value) -> list[Scale]:
         op = self.made.get(value)
-        if op is not None and op.opcode == "mul":
+        if op is not None and op.opcode == "mul" and not ("packed" in op.attrs or self._element(value) is not None):
             return [*self._factors(op.operands[0]), *self._factors(op.operands[1])]
         if op is not None and op.opcode == "div":
             return [*self._factors(op.operands[0]), Scale(op.operands[1], True)]

@@ -65,7 +65,7 @@ def _divisor(op: Op, known: dict[Value, int], facts: Mapping[str, int]) -> int:
     operands = [known.get(v, 1) for v in op.operands]
     if op.opcode == "mul":
         return operands[0] * operands[1]
-    if op.opcode in ("add", "sub", "min", "max"):
+    if op.opcode in ("add", "sub", "min", "max", "mod"):
         return gcd(operands[0], operands[1])
     if op.opcode == "select":
         return gcd(operands[1], operands[2])

@@ -6,6 +6,8 @@ Errors of Tilewright are printed as their text on stderr, with exit status 1; `T
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -337,6 +339,81 @@ def devices(limits: bool) -> None:
     from tilewright.cli.commands.info import devices as command
 
     command(limits)
+
+
+_MODEL_OPTIONS = (
+    click.option("--tokens", type=click.IntRange(0), default=200, show_default=True, help="Tokens to make, at most."),
+    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, emulator."),
+    click.option("--temperature", type=float, default=0.0, help="Tokens are drawn; without it the best one is chosen each time."),
+    click.option("--top-k", type=int, default=0, metavar="K", help="Draw from the K best tokens."),
+    click.option("--top-p", type=float, default=1.0, metavar="P", help="Draw from the likeliest tokens that have the probability P together."),
+    click.option("--seed", type=int, default=0, help="Of the draws; the same seed gives the same text."),
+    click.option("--context", type=int, help="Tokens that prompt and text may have together."),
+    click.option("--activations", type=click.Choice(("q8", "exact")), help="Whether packed weights are multiplied with numbers of eight bits; CPUs do unless told otherwise."),
+    click.option("--cache", type=click.Choice(("f32", "f16", "bf16")), help="What keys and values are kept as: f16 on GPUs, f32 elsewhere."),
+    click.option("--stats", is_flag=True, help="Also say what was loaded, how, and how long it took."),
+)  # fmt: skip
+
+
+def _with_model_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_MODEL_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _of_model(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of loading, and those of drawing."""
+    return {n: given[n] for n in ("device", "context", "activations", "cache")}, {n: given[n] for n in ("temperature", "top_k", "top_p", "seed")}
+
+
+@cli.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("prompt", metavar="PROMPT")
+@_with_model_options
+def generate(model: str, prompt: str, tokens: int, stats: bool, **given: Any) -> None:
+    """Go on with a text. MODEL is a .gguf file, or a folder with config.json, safetensors and tokenizer.json; PROMPT - is the standard input.
+
+    \b
+    Example:
+      tilewright generate model.gguf "Once upon a time" --tokens 200
+      tilewright generate model.gguf "Once upon a time" --temperature 0.8 --top-k 40 --seed 7 --stats
+    """
+    from tilewright.cli.commands.models import generate as command
+
+    command(model, prompt, tokens, stats, *_of_model(given))
+
+
+@cli.command()
+@click.argument("model", metavar="MODEL")
+@_with_model_options
+def chat(model: str, tokens: int, stats: bool, **given: Any) -> None:
+    """Talk with a model, line by line; an empty line ends it.
+
+    \b
+    Example:
+      tilewright chat model.gguf --temperature 0.8
+    """
+    from tilewright.cli.commands.models import chat as command
+
+    command(model, tokens, stats, *_of_model(given))
+
+
+@cli.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, emulator.")
+@click.option("--out", metavar="FILE", help="Keep the vectors as .npy.")
+@click.option("--stats", is_flag=True, help="Also say what was loaded, and how long it took.")
+def embed(model: str, texts: tuple[str, ...], device: str, out: str | None, stats: bool) -> None:
+    """A vector for each text, by an encoder (BERT); one line each, or all as .npy.
+
+    \b
+    Example:
+      tilewright embed model_folder "a sentence" "another" --out vectors.npy
+    """
+    from tilewright.cli.commands.models import embed as command
+
+    command(model, texts, device, out, stats)
 
 
 @cli.command()

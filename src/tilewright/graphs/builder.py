@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.dtypes import DType, by_name, from_numpy, is_name
+from tilewright.base.dtypes import DType, by_name, from_numpy, is_name, q8_0
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size, size_text
 from tilewright.execute.arrays import as_dtype
@@ -38,6 +38,17 @@ def array_dtype(value: Any) -> DType | None:
         return from_numpy(np.dtype(dtype))
     except TypeError:
         return None
+
+
+def _cache_dtype(name: str, dtype: object) -> DType:
+    """The dtype of a cache. Packed ones are those that rows can be rounded to as they come."""
+    if isinstance(dtype, str) and is_name(dtype):
+        dtype = by_name(dtype)
+    if isinstance(dtype, DType) and dtype.is_packed:
+        if dtype is not q8_0:
+            raise UserError.at("TW009", f"the cache '{name}' cannot be {dtype}", help="of packed dtypes caches take q8_0")
+        return dtype
+    return as_dtype(dtype)
 
 
 class GraphBuilder:
@@ -75,9 +86,12 @@ class GraphBuilder:
     def cache(self, name: str, shape: Sequence[Extent], dtype: object) -> Tensor:
         """An array that lives on between runs and that ops write in place. It is zero at first.
 
-        An extent may be a name, for which `g.capacity(name=…)` or `max_position=` of a capture gives the number.
+        An extent may be a name, for which `g.capacity(name=…)` or `max_position=` of a capture gives the number. Of packed dtypes caches take `q8_0`, whose blocks
+        of 32 are along the last axis.
         """
-        sizes, kind = as_sizes(shape), as_dtype(dtype)
+        sizes, kind = as_sizes(shape), _cache_dtype(name, dtype)
+        if kind.is_packed and (not sizes or sizes[-1].constant is None or sizes[-1].constant % kind.block):
+            raise UserError.at("TW004", f"the cache '{name}' of {kind} has the shape ({', '.join(map(size_text, sizes))})", help=f"its last extent must be a number, and a multiple of {kind.block}")
         node = self._add(GraphNode(self._fresh(name, "cache"), "cache"))
         return self._leaf(node, sizes, kind)
 

@@ -122,8 +122,9 @@ class Executor:
             if tuple(old.shape) == shape:
                 continue
             new = new_zeros(shape, self.graph.nodes[name].results[0].dtype, find_device(where), name)
-            part = tuple(slice(0, min(a, b)) for a, b in zip(old.shape, shape, strict=True))
-            new[part] = old[part]
+            part = tuple(slice(0, min(a, b)) for a, b in zip(old.shape[:-1], shape[:-1], strict=True))
+            part = part if isinstance(old, PackedArray) else (*part, slice(0, min(old.shape[-1], shape[-1])))
+            _plain(new)[part] = _plain(old)[part]
             self.states[name, where] = new
 
     def _with_capacity(self, sizes: dict[str, int], arrays: Arrays | None = None) -> dict[str, int]:
@@ -199,7 +200,7 @@ class Executor:
         dtype = array_dtype(value) if hasattr(value, "dtype") else None
         if dtype is not None and dtype is not tensor.dtype:
             raise UserError.at("TW006", f"the input '{node.name}' is {tensor.form}, and was given as {dtype}", help="convert it first")
-        return value if node.kind == "cache" and isinstance(value, DeviceArray | np.ndarray) else reads.read(node.name, value)
+        return value if node.kind == "cache" and isinstance(value, DeviceArray | np.ndarray | PackedArray) else reads.read(node.name, value)
 
     def execute(self, plan: GraphPlan, arrays: Arrays, place: Device, watch: Callable[..., Any] | None = None, workspace: Any = None) -> Arrays:
         """Run all segments, and give the outputs."""
@@ -367,7 +368,8 @@ class Executor:
 
     def reset(self, device: str | None = None) -> None:
         place = None if device is None else find_device(device).id
-        for (_, where), array in self.states.items():
+        for (_, where), state in self.states.items():
+            array = _plain(state)
             if place is None or where == place:
                 if isinstance(array, DeviceArray):
                     array.fill(0)
@@ -384,7 +386,14 @@ def _nbytes(data: Any) -> int:
     return int(getattr(data, "nbytes", 0))
 
 
+def _plain(array: Any) -> Any:
+    """An array, or the bytes of packed blocks."""
+    return array.blocks if isinstance(array, PackedArray) else array
+
+
 def new_zeros(shape: tuple[int, ...], dtype: DType, place: Device, name: str) -> Any:
+    if dtype.is_packed:
+        return PackedArray(new_zeros((*shape[:-1], shape[-1] // dtype.block, dtype.block_bytes), u8, place, name), dtype)
     gpu = array_device(place)
     if gpu is None:
         return np.zeros(shape, dtype.numpy)
@@ -426,6 +435,8 @@ def stepped(array: Any, steps: tuple[tuple[Any, ...], ...], in_place: bool = Fal
             if isinstance(array, np.ndarray) and in_place and not np.shares_memory(array.reshape(shape), array):
                 raise UserError.at("TW018", f"an array of shape {array.shape} and strides {array.strides} that is written in place cannot have the shape {shape}", help="give a contiguous array")
             array = array.reshape(shape)
+        elif kind == "blocks":
+            array = array.blocks
         elif kind == "transpose":
             array = array.transpose(*axes)
         elif kind == "slice":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.base.dtypes import DType
+from tilewright.base.dtypes import DType, u8
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size, product, size_text
 
@@ -21,7 +21,7 @@ SizeShape = tuple[Size, ...]
 @dataclass(frozen=True)
 class ViewStep:
     """One step of a view: `reshape` (to `shape`), `transpose` (by `axes`), `slice` (`size` elements along `axis` from `start`, `step` apart),
-    `drop` (`axis`, of one element) or `expand` (repeat axes of one element up to `shape`)."""
+    `drop` (`axis`, of one element), `expand` (repeat axes of one element up to `shape`) or `blocks` (packed blocks as bytes)."""
 
     kind: str
     shape: SizeShape = ()
@@ -144,6 +144,13 @@ class GraphTensor:
         if len(own) != len(asked) or any(a != b and a.constant != 1 and a.constant is not None and b.constant is not None for a, b in zip(own, asked, strict=True)):
             raise UserError.at("TW004", f"'{self.name}' is {self.form}: it cannot be repeated to ({', '.join(map(size_text, asked))})")
         return self._view(asked, ViewStep("expand", asked))
+
+    def blocks(self) -> Tensor:
+        """Packed blocks as their bytes: [..., blocks, bytes of one]."""
+        if not self.dtype.is_packed:
+            raise UserError.at("TW009", f"'{self.name}' is {self.form}, which has no packed blocks")
+        shape = (*self.sizes[:-1], quotient(self.sizes[-1], Size.of(self.dtype.block)), Size.of(self.dtype.block_bytes))
+        return GraphTensor(self.graph, self.node, self.index, shape, u8, self, ViewStep("blocks", shape))
 
     def rows(self) -> Tensor:
         """As a matrix: the last axis, and all others as one."""

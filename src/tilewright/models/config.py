@@ -80,5 +80,5 @@ def scaled(turns: NDArray[np.float64], fields: ModelFields) -> NDArray[np.float6
         low, high, old = (float(rest.get(name, default)) for name, default in (("low_freq_factor", 1.0), ("high_freq_factor", 4.0), ("original_max_position_embeddings", 8192)))
         waves = 2 * math.pi / turns
         smooth = np.clip((old / waves - low) / (high - low), 0, 1)
-        return (1 - smooth) * turns / factor + smooth * turns  # type: ignore[no-any-return]
+        return (1 - smooth) * turns / factor + smooth * turns
     raise UserError.at("TW005", f"{fields.where}: positions are scaled by '{kind}'", help="linear and llama3 are known")

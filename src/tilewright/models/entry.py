@@ -16,18 +16,24 @@ from typing import Any
 from tilewright.base.errors import UserError
 from tilewright.execute.devices import default_device, find_device
 from tilewright.models.architectures.gemma3 import gemma3
+from tilewright.models.architectures.llama import llama
+from tilewright.models.architectures.qwen import qwen2, qwen3
+from tilewright.models.encoder import SentenceEncoder
 from tilewright.models.fields import ModelFields
+from tilewright.models.folders import folder_names
 from tilewright.models.formats.gguf import open_gguf
 from tilewright.models.formats.model_file import ModelFile
+from tilewright.models.formats.safetensors import open_folder
 from tilewright.models.language_model import LanguageModel
 from tilewright.models.weights import ModelWeights, Progress
 
-_DECODERS: dict[str, Callable[..., Any]] = {"gemma3": gemma3}
+_DECODERS: dict[str, Callable[..., Any]] = {"gemma3": gemma3, "llama": llama, "mistral": llama, "qwen2": qwen2, "qwen3": qwen3}
+_ENCODERS = ("bert",)
 
 
 def architectures() -> tuple[str, ...]:
     """The architectures that can be loaded."""
-    return tuple(sorted(_DECODERS))
+    return tuple(sorted((*_DECODERS, *_ENCODERS)))
 
 
 def register(name: str, describe: Callable[..., Any]) -> None:
@@ -39,7 +45,7 @@ def register(name: str, describe: Callable[..., Any]) -> None:
 
 def open_model(path: str | os.PathLike[str]) -> ModelFile:
     """A GGUF file, or a folder with safetensors."""
-    return open_gguf(path)
+    return open_folder(path) if Path(path).is_dir() else open_gguf(path)
 
 
 def load(path: str | os.PathLike[str], device: str | None = None, *, context: int | None = None, cache: Any = None, activations: str | None = None, progress: Progress | None = None) -> Any:
@@ -54,6 +60,11 @@ def load(path: str | os.PathLike[str], device: str | None = None, *, context: in
     if fields.name not in known:
         raise UserError.at("TW005", f"{fields.where}: the architecture is '{fields.name}'", help=f"these are known: {', '.join(known)}")
     place = find_device(default_device() if device in (None, "auto") else str(device))
-    weights = ModelWeights(file, place)
+    weights = ModelWeights(file, place, folder_names(fields.name, file.tensors) if file.kind == "safetensors" else None)
     weights.load(progress)
+    if fields.name in _ENCODERS:
+        asked = [name for name, value in (("context", context), ("cache", cache), ("activations", activations)) if value is not None]
+        if asked:
+            raise UserError.at("TW016", f"{asked[0]}= does nothing for the architecture '{fields.name}': it keeps no caches", help="leave it out")
+        return SentenceEncoder(file, fields, weights, place)
     return LanguageModel(file, fields, weights, _DECODERS[fields.name], place, context, cache, activations)

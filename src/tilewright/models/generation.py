@@ -44,12 +44,13 @@ class SamplingSettings:
     seed: int = 0
 
     def check(self) -> None:
-        for name, value, fits, wanted in (
+        rules: tuple[tuple[str, Any, Callable[[Any], bool], str], ...] = (
             ("temperature", self.temperature, lambda v: 0 <= v < float("inf"), "a number from 0 on; 0 chooses the best token"),
             ("top_k", self.top_k, lambda v: v >= 0 and v == int(v), "how many of the best tokens are drawn from; 0 is all"),
             ("top_p", self.top_p, lambda v: 0 < v <= 1, "a probability above 0 and up to 1"),
             ("seed", self.seed, lambda v: v == int(v) and 0 <= v < 1 << 63, "a whole number from 0 on, below 2^63"),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for name, value, fits, wanted in rules:
             if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
                 raise UserError.at("TW009", f"{name} is {value!r}", help=f"give {wanted}")
         if not self.temperature and (self.top_k or self.top_p < 1):
@@ -96,7 +97,7 @@ def chunks_of(count: int) -> list[tuple[int, int]]:
 
 
 @dataclass(eq=False)
-class Generator:
+class TextGenerator:
     """Captured graphs of one decoder on one device, and its caches. `describe(net, ids, position)` gives the last hidden rows."""
 
     make: Callable[[int], Network]
@@ -157,8 +158,7 @@ class Generator:
         """Of hidden rows: by the output's weight, or by the embedding where there is none."""
         name = "output" if net.has("output.weight") else "token_embd"
         weight = net.weight(f"{name}.weight", None, net.shape.width)
-        rounded = {"activations": net.activations} if net.activations and weight.dtype.is_packed else {}
-        return net.op("MulMat", rows, weight, name="logits", **rounded)
+        return net.op("MulMat", rows, weight, name="logits", **net.product_options(weight))
 
     def step(self, settings: SamplingSettings) -> CapturedStep:
         """One token: its logits, the choice of the next one, and its way back."""
@@ -185,7 +185,7 @@ class Generator:
 
     @staticmethod
     def _sampling_inputs(settings: SamplingSettings) -> dict[str, Any]:
-        draws, top_k, top_p = settings.kind
+        draws, top_k, _ = settings.kind
         if not draws:
             return {}
         found = {"settings": np.array([1 / settings.temperature, settings.top_p], np.float32), "seed": np.array([settings.seed], np.int64)}
@@ -284,7 +284,8 @@ class Generator:
         """Steps in batches, of which one is always under way while another is read; the first ones are short."""
         gpu = array_device(self.place)
         assert gpu is not None
-        history, under_way, made, size = self._states["history"], [], 0, 1
+        history, made, size = self._states["history"], 0, 1
+        under_way: list[tuple[Any, np.ndarray]] = []
         while made < count or under_way:
             while made < count and len(under_way) < 2:
                 many = min(size, count - made)

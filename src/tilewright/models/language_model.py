@@ -21,7 +21,7 @@ from tilewright.models import tokenizers
 from tilewright.models.config import read_shape
 from tilewright.models.fields import ModelFields
 from tilewright.models.formats.model_file import ModelFile
-from tilewright.models.generation import GenerationStats, Generator, SamplingSettings
+from tilewright.models.generation import GenerationStats, SamplingSettings, TextGenerator
 from tilewright.models.network import Network
 from tilewright.models.weights import ModelWeights
 
@@ -48,7 +48,7 @@ class LanguageModel:
         self.activations = activations or ("q8" if place.kind == "cpu" else "exact")
         """`q8`: what packed weights are multiplied with is rounded to eight bits, block by block."""
         self.words = self._words()
-        self.generator = Generator(self._network, describe, place, self.context, self.cache_dtype)
+        self.generator = TextGenerator(self._network, describe, place, self.context, self.cache_dtype)
         describe_once(self._network(1), describe)  # missing weights and wrong shapes are errors of the load
         self.load_seconds = time.perf_counter() - start
 
@@ -69,7 +69,7 @@ class LanguageModel:
         return int(entry.shape[0])
 
     def _network(self, tokens: int) -> Network:
-        return Network(self.architecture, self.fields, self.shape, self.weights, tokens, self.cache_dtype, "q8" if self.activations == "q8" else "")
+        return Network(self.architecture, self.fields, self.shape, self.weights, tokens, self.cache_dtype, "q8" if self.activations == "q8" else "", self.place.kind == "cpu")
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:

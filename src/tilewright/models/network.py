@@ -18,6 +18,8 @@ from tilewright.graphs.tensor import Extent, Tensor
 from tilewright.models.config import NetworkShape
 from tilewright.models.fields import ModelFields
 
+EVERYWHERE = 1 << 30
+"""The window of a layer that sees all positions: layers with a window and without are then one program."""
 WeightArrays = Callable[[str], Any]
 """The array of a weight by its name; None where the file has none."""
 
@@ -25,9 +27,11 @@ WeightArrays = Callable[[str], Any]
 class Network:
     """A graph in the making. `tokens` is how many tokens a run has: a number, or the name of a size."""
 
-    def __init__(self, name: str, fields: ModelFields, shape: NetworkShape, arrays: WeightArrays, tokens: Extent, cache_dtype: DType = f32, activations: str = "") -> None:
+    def __init__(self, name: str, fields: ModelFields, shape: NetworkShape, arrays: WeightArrays, tokens: Extent, cache_dtype: DType = f32, activations: str = "", by_rows: bool = False) -> None:
         self.graph = TensorGraph(name)
         self.fields, self.shape, self.tokens, self.cache_dtype, self.activations = fields, shape, tokens, cache_dtype, activations
+        self.by_rows = by_rows
+        """Whether products of one token walk packed weights row by row, as CPUs want it."""
         self._arrays = arrays
         self._weights: dict[str, Tensor] = {}
 
@@ -50,6 +54,26 @@ class Network:
             raise UserError.at("TW004", f"{self.fields.where}: the tensor '{name}' has the shape {list(own)}, not [{wanted}]", help="the fields of the file say the second")
         return found
 
+    def host_array(self, name: str, *shape: int) -> np.ndarray | None:
+        """A small weight as the host has it, for what a description computes itself; None where the file has none."""
+        array = self._arrays(name)
+        if array is None:
+            return None
+        found = np.asarray(array.to_host() if hasattr(array, "to_host") else array)
+        if found.shape != shape:
+            raise UserError.at("TW004", f"{self.fields.where}: the tensor '{name}' has the shape {list(found.shape)}, not {list(shape)}")
+        return found
+
+    def rows(self, name: str) -> int:
+        """How many rows of the network's width a weight has."""
+        found = self.weight(name, None, self.shape.width).shape[0]
+        assert isinstance(found, int)
+        return found
+
+    def zeros(self, name: str) -> Tensor:
+        """One index, 0."""
+        return self.constant(name, np.zeros(1, np.int32))
+
     def constant(self, name: str, array: np.ndarray) -> Tensor:
         """A small array of the architecture's own, such as frequencies."""
         if name not in self._weights:
@@ -71,8 +95,11 @@ class Network:
         columns = x.shape[-1]
         weight = self.weight(f"{name}.weight", rows, columns if isinstance(columns, int) else None)
         bias = {"bias": self.weight(f"{name}.bias", rows)} if self.has(f"{name}.bias") else {}
-        rounded = {"activations": self.activations} if self.activations and weight.dtype.is_packed else {}
-        return self.op("MulMat", x, weight, name=name, **bias, **rounded)
+        return self.op("MulMat", x, weight, name=name, **bias, **self.product_options(weight))
+
+    def product_options(self, weight: Tensor) -> dict[str, Any]:
+        """What products with a weight are asked for: packed ones may have activations of eight bits."""
+        return {"activations": self.activations, "by_rows": self.by_rows} if weight.dtype.is_packed else {}
 
     def rms_norm(self, x: Tensor, name: str) -> Tensor:
         features = x.shape[-1]
@@ -106,5 +133,6 @@ class Network:
             cache = self.graph.cache(f"{name}.{layer}", ("longest", s.groups, s.depth), self.cache_dtype)
             rows = rows if rows.dtype is self.cache_dtype else self.op("Copy", rows, dtype=self.cache_dtype)
             caches.append(self.op("KVAppend", cache, rows, position))
-        mixed = self.op("Attention", q, *caches, position, scale=s.scale, window=window)
+        asked = q if q.dtype is self.cache_dtype else self.op("Copy", q, dtype=self.cache_dtype)  # both factors of a matrix unit
+        mixed = self.op("Attention", asked, *caches, position, scale=s.scale, window=window or EVERYWHERE, dtype=q.dtype)
         return mixed.reshape((*mixed.sizes[:-2], s.heads * s.depth))

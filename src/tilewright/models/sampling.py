@@ -89,8 +89,8 @@ def digit_sums(distance: tw.Array, weights: tw.Array, prefix: tw.Array, shift: i
     (words,) = distance.shape
     out = tw.zeros((256,), i64)
     for i in range(words):
-        if (distance[i] >> (shift + 8)) == prefix[0]:
-            out[(distance[i] >> shift) & 255] += weights[i]
+        if (distance[i] >> (shift + 8)) == prefix[0]:  # type: ignore[operator]
+            out[(distance[i] >> shift) & 255] += weights[i]  # type: ignore[operator]
     return out
 
 
@@ -210,4 +210,5 @@ def _bound(g: TensorGraph, distance: Tensor, weights: Tensor, missing: Tensor, l
         before = missing
         missing = g.op("SampleMissing", sums, before, name=f"{name}.missing")
         prefix = g.op("SampleDigit", sums, prefix, before, name=f"{name}.digit")
-    return prefix
+    found: Tensor = prefix
+    return found

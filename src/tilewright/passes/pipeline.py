@@ -40,6 +40,7 @@ from tilewright.passes.late.minmax_before_widening import minmax_before_widening
 from tilewright.passes.launches.launch_early import launch_early
 from tilewright.passes.launches.launch_together import launch_together
 from tilewright.passes.launches.prefetch_early import prefetch_early
+from tilewright.passes.launches.read_ahead import read_ahead
 from tilewright.passes.loop.clip_windows import clip_windows
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.loop.empty_rows import empty_rows
@@ -92,7 +93,7 @@ from tilewright.passes.runner import (
 )
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.simt_to_simd.lower_threads import simt_to_simd
 from tilewright.passes.simt_to_simd.split_vectors import split_vectors
@@ -262,6 +263,11 @@ SPLIT_SCATTERS = Pass(
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
 )  # fmt: skip
+READ_AHEAD = Pass(
+    "read_ahead", "program", "program", read_ahead,
+    "Products with few rows carry what they read of their weights, and read the next step's before they compute.",
+    takes=("target",),
+)  # fmt: skip
 LAUNCH_TOGETHER = Pass(
     "launch_together", "program", "program", launch_together,
     "GPU: short kernels that need nothing of each other are one launch, each with blocks of its own.",
@@ -369,7 +375,7 @@ STAGE_UNITS = Pass(
 )  # fmt: skip
 UNPACK_WEIGHTS = Pass(
     "unpack_weights", "program", "program", unpack_weights,
-    "GPU: packed weights of products with many rows are unpacked to scratch first, in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
+    "Packed weights of products with many rows are unpacked to scratch first, on a GPU in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
 )  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
@@ -537,8 +543,12 @@ WITH_LANES = When(
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
-UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
-WITH_WORDS = When("products of packed rows, `family=gemv`, and kernels that unpack weights", lambda kernel, context: WITH_UNITS.holds(kernel, context) or UNPACKING.holds(kernel, context))
+UNPACKING = When("kernels that unpack weights, on a GPU", lambda kernel, context: context.simt and "unpacks" in kernel.attrs)
+BRINGS_PACKED = When("products that unpack as they go", lambda kernel, context: isinstance(context.schedule, GpuProduct) and context.schedule.b_copy == "packed")
+WITH_WORDS = When(
+    "products of packed rows, kernels that unpack weights, and attention to packed keys and values",
+    lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)) or bool(kernel.attrs.get("computed")),
+)
 WITH_SEVERAL = When(
     "products with few rows side by side, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1
 )
@@ -631,6 +641,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
         Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
+        Step(FUSE_MULTIPLY_ADD, "What unpacks is written by the lowering.", BRINGS_PACKED),
         Step(FETCH_ROWS, "After merge_loads: one fetch for what one load reads.", WITH_FETCH),
         Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
@@ -641,6 +652,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Code generators see short code."),
     ),
     "launches": (
+        Step(READ_AHEAD, "First: each product is still a kernel of its own."),
         Step(LAUNCH_TOGETHER, "Kernels are final: only how they are launched is left to arrange."),
         Step(LAUNCH_EARLY, "Whether a kernel is short is known once its grid is, and nothing may come before its wait."),
         Step(PREFETCH_EARLY, "After launch_early, which adds waits; addresses are final."),

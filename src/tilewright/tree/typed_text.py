@@ -86,6 +86,8 @@ def _nested(expr: Expr) -> str:
         return f"reduce({expr.kind}, {show_expr(expr.value)}, axes={list(expr.axes)})"
     if expr.op in _INFIX and len(expr.args) == 2:
         return f"({_nested(expr.args[0])} {_INFIX[expr.op]} {_nested(expr.args[1])})"
+    if expr.op == "bitcast":
+        return f"bitcast({show_expr(expr.args[0])}, {expr.dtype})"
     return f"{expr.op}({', '.join(map(show_expr, expr.args))})"
 
 

@@ -359,8 +359,11 @@ def used_names(kernel: Kernel) -> set[str]:
 def trimmed(kernel: Kernel) -> Kernel:
     """Without inputs and numbers that nothing uses."""
     names = used_names(kernel)
+    changed = {node.array for node in walk_body(kernel.body) if isinstance(node, Store | Atomic)}
+    changed |= {name for node in walk_body(kernel.body) if isinstance(node, Swap) for name in node.names}
+    given = [i if i.name in changed or kernel.explicit else replace(i, written=False) for i in kernel.inputs]  # an array in place that nothing writes is refused
     return replace(
         kernel,
-        inputs=tuple(i for i in kernel.inputs if i.name in names or i.written),
+        inputs=tuple(i for i in given if i.name in names or i.written),
         numbers=tuple(n for n in kernel.numbers if n.name in names),
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.base.errors import UserError
 
 RNG = np.random.default_rng(7)
 
@@ -193,6 +194,53 @@ def test_sequences_of_different_lengths_and_pages() -> None:
         for s, first in enumerate(positions):
             seen = [np.concatenate([past[s, :first], new[s]]) for past, new in ((past_k, k), (past_v, v))]
             close(y[s], attended(q[s], *seen, first, 8**-0.5), 1e-5)
+
+
+@pytest.mark.parametrize(("paged", "device"), [(False, "cpu"), (True, "cpu"), (False, "emulator")])
+def test_packed_caches(paged: bool, device: str) -> None:
+    """Rows are rounded to the bits of `tw.quantize`; attention sees what those are."""
+    sequences, table = 2, np.array([[5, 2, 0], [1, 4, 3]], np.int32)
+    g = tw.TensorGraph("packed")
+    q, k, v = (g.input(n, (sequences, "tokens", heads, 32), tw.f32) for n, heads in (("q", 4), ("k", 2), ("v", 2)))
+    p = g.input("p", (sequences,), tw.i32)
+    pages = {"table": g.input("table", table.shape, tw.i32)} if paged else {}
+    shape: tuple[int | str, ...] = (6, 5, 2, 32) if paged else (sequences, "room", 2, 32)
+    keys, values = (g.op("KVAppend", g.cache(n, shape, tw.q8_0), x, p, **pages) for n, x in (("keys", k), ("values", v)))
+    g.output("y", g.op("Attention", q, keys, values, p, **pages))
+    if not paged:
+        g.capacity(room=15)
+    seen: list[list[np.ndarray]] = [[np.zeros((0, 2, 32), np.float32)] * 2 for _ in range(sequences)]
+    first = np.array([0, 0], np.int32)
+    for tokens in (3, 1) if device == "cpu" else (1,):
+        given = normal(sequences, tokens, 4, 32), normal(sequences, tokens, 2, 32), normal(sequences, tokens, 2, 32)
+        given[1][0, 0] = 0  # a block without any size
+        rounded = [np.asarray(tw.dequantize(tw.quantize(x, tw.q8_0))) for x in given[1:]]
+        seen = [[np.concatenate([old, x[s]]) for old, x in zip(seen[s], rounded, strict=True)] for s in range(sequences)]
+        y = g.run(q=given[0], k=given[1], v=given[2], p=first, device=device, **({"table": table} if paged else {}))
+        for s in range(sequences):
+            close(y[s], attended(given[0][s], *seen[s], int(first[s]), 32**-0.5), 1e-5)
+        first = first + tokens
+    state = np.asarray(tw.dequantize(g.state("keys", device)))
+    assert np.array_equal(state[5, :1] if paged else state[0, :1], seen[0][0][:1])
+    if not paged:
+        g.capacity(room=20)
+        assert g.state("keys", device).shape == (2, 20, 2, 32)
+        assert np.array_equal(np.asarray(tw.dequantize(g.state("keys", device)))[1, : len(seen[1][0])], seen[1][0])
+    g.reset()
+    assert not np.asarray(tw.dequantize(g.state("keys", device))).any()
+
+
+def test_packed_caches_that_are_refused() -> None:
+    g = tw.TensorGraph("refused")
+    with pytest.raises(UserError, match="cannot be q4_0"):
+        g.cache("keys", (10, 2, 32), tw.q4_0)
+    with pytest.raises(UserError, match="multiple of 32"):
+        g.cache("keys", (10, 2, 24), "q8_0")
+    cache, q = g.cache("keys", (10, 2, 32), "q8_0"), g.input("q", (1, 4, 32), tw.f32)
+    with pytest.raises(UserError, match="without positions"):
+        g.op("Attention", q, cache, cache)
+    with pytest.raises(UserError, match="rows of floats"):
+        g.op("KVAppend", cache, g.input("k", (1, 2, 32), tw.i32), g.input("p", (1,), tw.i32))
 
 
 def test_views_between_nodes_are_no_copies() -> None:

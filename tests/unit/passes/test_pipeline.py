@@ -24,6 +24,9 @@ from tilewright.passes.runner import Pass, PassContext, Selection, Step
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.text import parse_schedule
 
+PAD_WINDOWS = next(number for number, step in enumerate(ORDERS["program"]) if step.run is pipeline.PAD_WINDOWS)
+"""Where the pass stands that takes a program, plans and a target."""
+
 ROOT = Path(__file__).parents[3]
 PLACES = [(order, number, one) for order, steps in ORDERS.items() for number, step in enumerate(steps) for one in step.passes]
 
@@ -89,8 +92,8 @@ def test_a_failure_in_any_pass_names_the_pass_and_a_file(order: str, number: int
         ("loop", 0, lambda kernel: None, "TypeError: it returns NoneType, not a kernel"),
         ("loop", 0, lambda kernel: replace(kernel, params=()), "TW042"),
         ("tile", 7, lambda kernel, *rest: replace(kernel, stage=kernel.stage.THREAD), "ValueError: it returns a kernel of stage thread, not tile"),
-        ("program", 4, lambda program, *rest: (None, ()), "TypeError: it returns NoneType, not a program"),
-        ("program", 4, lambda program, plans, target: (replace(program, outputs=()), plans), "TW042"),
+        ("program", PAD_WINDOWS, lambda program, *rest: (None, ()), "TypeError: it returns NoneType, not a program"),
+        ("program", PAD_WINDOWS, lambda program, plans, target: (replace(program, outputs=()), plans), "TW042"),
     ],
 )  # fmt: skip
 def test_a_result_that_is_wrong_is_blamed_too(
@@ -140,7 +143,7 @@ def test_every_pass_is_dumped(order: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_every_pass_is_timed() -> None:
     times = PATHS["thread"]().trace.times  # type: ignore[attr-defined]
-    ran = [step.run for order in ("loop", "plan", "program", "tile", "thread") for step in ORDERS[order] if step.only not in (pipeline.WITH_WINDOWS, pipeline.WITH_UNITS, pipeline.WITH_WORDS, pipeline.UNPACKING, pipeline.WITH_SEVERAL, pipeline.WITH_FETCH, pipeline.WITH_PARTS, pipeline.UNPLANNED_CPU, pipeline.ON_CPU)]
+    ran = [step.run for order in ("loop", "plan", "program", "tile", "thread") for step in ORDERS[order] if step.only not in (pipeline.WITH_WINDOWS, pipeline.WITH_UNITS, pipeline.WITH_WORDS, pipeline.UNPACKING, pipeline.BRINGS_PACKED, pipeline.WITH_SEVERAL, pipeline.WITH_FETCH, pipeline.WITH_PARTS, pipeline.UNPLANNED_CPU, pipeline.ON_CPU)]
     assert {one.name for one in ran if isinstance(one, Pass)} <= times.keys()
     assert all(seconds >= 0 for seconds in times.values())
 

@@ -105,7 +105,7 @@ def check(stages: Stages, expected: np.ndarray, *arrays: object, tolerance: floa
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_every_format(dtype: DType) -> None:
     cols = max(64, 2 * dtype.block) if dtype.block < 256 else 256
-    w, x = tw.quantize(normal(31, cols), dtype), normal(33, cols).astype(BF16)
+    w, x = tw.quantize(normal(31, cols), dtype), normal(66, cols).astype(BF16)
     stages = lowered(product, x, w)
     assert isinstance(stages.schedules[1], Wgmma) and stages.schedules[1].unpack
     check(stages, x.astype(np.float64) @ rounded(w, BF16).T, x, w)
@@ -113,8 +113,38 @@ def test_every_format(dtype: DType) -> None:
     assert wide, "elements are stored together"
 
 
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_unpacked_on_the_way(dtype: DType) -> None:
+    """Few rows: no scratch, nothing unpacked in memory."""
+    cols = max(128, dtype.block)
+    w, x = tw.quantize(normal(33, cols), dtype), normal(17, cols).astype(BF16)
+    stages = lowered(product, x, w)
+    assert isinstance(stages.schedules[0], Mma) and stages.schedules[0].b_copy == "packed" and not stages.loop.scratch
+    check(stages, x.astype(np.float64) @ rounded(w, BF16).T, x, w)
+
+
+@pytest.mark.parametrize(("target", "schedule"), [
+    ("sm_90a", "family=mma m=64 n=64 k=64 stages=3 warps_m=2 warps_n=2 persistent=0 b_copy=packed split_k=3"),
+    ("sm_80", "family=mma m=16 n=128 k=64 stages=2 warps_n=8 persistent=0 b_copy=packed"),
+    ("sm_80", "family=mma m=32 n=64 k=32 stages=2 warps_n=4 b_copy=packed"),
+])  # fmt: skip
+def test_tiles_that_unpack_on_the_way(target: str, schedule: str) -> None:
+    w, x = tw.quantize(normal(70, 640), tw.q4_1), normal(65, 640).astype(np.float16)
+    check(lowered(product, x, w, target=target, schedule=schedule), x.astype(np.float64) @ rounded(w, np.float16).T, x, w)
+
+
+def test_what_cannot_be_unpacked_on_the_way() -> None:
+    w, x = tw.quantize(normal(40, 96), tw.q8_0), normal(16, 96)
+    with pytest.raises(tw.UserError, match="b_copy=packed is for family=mma"):
+        lowered(product, x.astype(BF16), w, schedule="family=mma m=16 n=32 k=64 stages=2 warps_n=2 persistent=0 b_copy=packed")
+    stages = lowered(product, x.astype(BF16), w)
+    assert isinstance(stages.schedules[0], Mma) and stages.schedules[0].k == 32, "96 are three steps of 32"
+    check(stages, x.astype(BF16).astype(np.float64) @ rounded(w, BF16).T, x.astype(BF16), w)
+    assert lowered(product, x, w).loop.scratch, "f32 is not for matrix units"
+
+
 @pytest.mark.parametrize(("target", "dtype", "family"), [("sm_90a", np.float16, Wgmma), ("sm_90a", np.float32, Fma), ("sm_80", BF16, Mma), ("sm_80", np.float32, Fma)])
-@pytest.mark.parametrize(("m", "n"), [(9, 65), (17, 64)])
+@pytest.mark.parametrize(("m", "n"), [(70, 33)])
 def test_dtypes_and_targets(target: str, dtype: type, family: type[GpuProduct], m: int, n: int) -> None:
     w, x = tw.quantize(normal(n, 256), tw.q4_k), normal(m, 256).astype(dtype)
     stages = lowered(product, x, w, target=target)
@@ -125,15 +155,16 @@ def test_dtypes_and_targets(target: str, dtype: type, family: type[GpuProduct], 
 
 
 def test_tf32_where_asked() -> None:
-    w, x = tw.quantize(normal(64, 256), tw.q8_0), normal(64, 256)
+    w, x = tw.quantize(normal(64, 128), tw.q8_0), normal(64, 128)
     stages = lowered(product, x, w, precision="tf32")
     assert isinstance(stages.schedules[1], Wgmma)
     check(stages, x.astype(np.float64) @ rounded(w, np.float32).T, x, w, tolerance=2e-3)
 
 
-def test_what_follows_the_sum() -> None:
-    w, x = tw.quantize(normal(48, 256), tw.q6_k), normal(40, 256).astype(BF16)
-    bias, r = normal(48), normal(40, 48).astype(BF16)
+@pytest.mark.parametrize("m", [20, 80])
+def test_what_follows_the_sum(m: int) -> None:
+    w, x = tw.quantize(normal(48, 256), tw.q6_k), normal(m, 256).astype(BF16)
+    bias, r = normal(48), normal(m, 48).astype(BF16)
     total = x.astype(np.float64) @ rounded(w, BF16).T + bias
     check(lowered(finished, x, w, bias, r), total / (1 + np.exp(-total)) + r.astype(np.float64), x, w, bias, r, tolerance=8e-3)
 
@@ -154,7 +185,7 @@ def test_rows_of_the_result_and_rows_from_a_place_on() -> None:
 
 def test_a_transposed_view() -> None:
     """`x @ w.T` writes no transposed weights."""
-    w, x = tw.quantize(normal(40, 256), tw.q5_k), normal(33, 256).astype(BF16)
+    w, x = tw.quantize(normal(40, 256), tw.q5_k), normal(65, 256).astype(BF16)
     stages = lowered(turned, x, w)
     assert [str(a.type.dtype) for a in stages.loop.scratch] == ["bf16"] and len(stages.loop.calls) == 2
     check(stages, x.astype(np.float64) @ rounded(w, BF16).T, x, w)
@@ -164,6 +195,24 @@ def test_few_rows_are_not_unpacked() -> None:
     w = tw.quantize(normal(64, 512), tw.q4_k)
     stages = lowered(product, normal(2, 512).astype(BF16), w)
     assert len(stages.schedules) == 1 and isinstance(stages.schedules[0], Gemv) and not stages.loop.scratch
+
+
+@pytest.mark.parametrize("dtype", [tw.q4_k, tw.q6_k, tw.q8_0], ids=str)
+@pytest.mark.parametrize("m", [2, 37])
+def test_on_a_cpu(dtype: DType, m: int) -> None:
+    """Nothing is rounded; what has scales for parts of its blocks is unpacked by vectors first."""
+    w, x = tw.quantize(normal(33, 512), dtype), normal(m, 512)
+    expected = x.astype(np.float64) @ rounded(w, np.float32).T
+    np.testing.assert_allclose(tw.kernel(product)(x, w), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    stages = lowered(product, x, w, target="x86-64-avx512")
+    assert [a.type.dtype for a in stages.loop.scratch if "unpacked" in a.name] == ([tw.f32] if m > 4 and dtype is not tw.q8_0 else [])
+    check(stages, expected, x, w, tolerance=1e-5)
+
+
+def test_products_side_by_side_on_a_cpu() -> None:
+    g, u, x = tw.quantize(normal(40, 64), tw.q8_0), tw.quantize(normal(40, 64) + 1, tw.q8_0), normal(20, 64).astype(BF16)
+    expected = (x.astype(np.float64) @ rounded(g, np.float32).T) * (x.astype(np.float64) @ rounded(u, np.float32).T)
+    np.testing.assert_allclose(tw.kernel(gated)(x, g, u), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 def test_a_schedule_that_is_asked_for() -> None:

@@ -62,6 +62,9 @@ def unrolled(values: range) -> range:
 def cast(value: float, dtype: DType) -> float:
     """The value converted to a dtype."""
 
+def bitcast(x: float, dtype: DType) -> float:
+    """The same bits as another type of the same size."""
+
 def where(condition: bool, a: float, b: float) -> float:
     """a where the condition holds, else b."""
 
@@ -514,9 +517,6 @@ def mul_high(a: Any, b: Any) -> int:
 
 def dp4a(a: Any, b: Any, c: Any) -> int:
     """c plus the products of the four bytes of a and b, signed where the word is i32."""
-
-def bitcast(x: float, dtype: DType) -> float:
-    """The same bits as another type of the same size."""
 
 def pack_bits(values: Any, dtype: DType) -> int:
     """Two 16-bit or four 8-bit numbers as one u32, the first lowest."""

@@ -132,6 +132,7 @@ SECTIONS = (
     )),
     Section("", "", (
         WordRow("cast", "(value: float, dtype: DType) -> float", "The value converted to a dtype.", BOTH),
+        WordRow("bitcast", "(x: float, dtype: DType) -> float", "The same bits as another type of the same size.", BOTH, ops="bitcast"),
         WordRow("where", "(condition: bool, a: float, b: float) -> float", "a where the condition holds, else b.", BOTH),
         WordRow("fma", "(a: float, b: float, c: float) -> float", "a*b + c with one rounding.", BOTH),
         WordRow("clamp", "(x: float, low: float, high: float) -> float", "x kept between low and high.", BOTH),
@@ -278,7 +279,6 @@ SECTIONS = (
         WordRow("mul_high", "(a: Any, b: Any) -> int", "The upper half of the product of two integers of 32 or 64 bits.", ops="mul_high"),
         WordRow("dp4a", "(a: Any, b: Any, c: Any) -> int",
                 "c plus the products of the four bytes of a and b, signed where the word is i32.", ops="dp4a"),
-        WordRow("bitcast", "(x: float, dtype: DType) -> float", "The same bits as another type of the same size.", ops="bitcast"),
         WordRow("pack_bits", "(values: Any, dtype: DType) -> int",
                 "Two 16-bit or four 8-bit numbers as one u32, the first lowest.", ops="pack to_bits"),
         WordRow("unpack_bits", "(word: int, dtype: DType) -> Fragment",

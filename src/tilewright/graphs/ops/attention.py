@@ -9,6 +9,7 @@ import functools
 
 import numpy as np
 
+from tilewright.base.dtypes import DType
 from tilewright.graphs.kernels import attention
 from tilewright.graphs.registry import Lowered, NodeCall, OpParam, OpRecord, TensorType, add_op
 from tilewright.graphs.tensor import Tensor
@@ -17,6 +18,12 @@ from tilewright.graphs.tensor import Tensor
 def _sequences(x: Tensor) -> Tensor:
     """With an axis of sequences."""
     return x if x.ndim == 4 else x.reshape((1, *x.sizes))
+
+
+def _block_rows(cache: Tensor, paged: bool) -> Tensor:
+    """The bytes of packed blocks, with an axis of sequences where they are not in pages."""
+    found = cache.blocks()
+    return found if paged or cache.ndim == 4 else found.reshape((1, *found.sizes))
 
 
 def _check_positions(call: NodeCall, x: Tensor) -> None:
@@ -51,7 +58,10 @@ def _rope(call: NodeCall) -> Lowered:
 
 def _append_rule(call: NodeCall) -> TensorType:
     cache, rows = call.rank("cache", 3, 4), call.rank("rows", 3, 4)
-    call.same_dtype(cache, rows)
+    if not cache.dtype.is_packed:
+        call.same_dtype(cache, rows)
+    elif not rows.dtype.is_float:
+        raise call.fail(f"the rows are {rows.form}, and the cache is {cache.form}", "TW006", "rows of floats are rounded to the blocks of the cache")
     if cache.ndim != rows.ndim and "table" not in call:
         raise call.fail(f"the cache is {cache.form}, and the rows are {rows.form}", "TW003", "both need an axis of sequences, or none")
     if "table" in call:
@@ -75,6 +85,9 @@ def _check_table(call: NodeCall, rows: Tensor) -> None:
 
 def _append(call: NodeCall) -> Lowered:
     rows = _sequences(call["rows"])
+    if call["cache"].dtype.is_packed:
+        given = {"cache": _block_rows(call["cache"], "table" in call), "rows": rows}
+        return Lowered(attention.append_q8_paged if "table" in call else attention.append_q8, given, ())
     if "table" in call:
         return Lowered(attention.append_paged, {"rows": rows}, ())
     return Lowered(attention.append, {"rows": rows, "cache": _sequences(call["cache"])}, ())
@@ -90,6 +103,8 @@ def _attention_rule(call: NodeCall) -> TensorType:
     heads, groups = q.sizes[-2].constant, k.sizes[-2].constant
     if heads is None or groups is None or not groups or heads % groups:
         raise call.fail(f"{q.form} are queries for keys of {k.form}", help="the number of query heads must be a multiple of that of key heads")
+    if k.dtype.is_packed and "positions" not in call:
+        raise call.fail(f"keys are {k.form}, without positions", "TW008", "give positions=: packed keys are those of a cache")
     if "table" in call and "positions" not in call:
         raise call.fail("a page table without positions", "TW008", "give positions=, the position of each sequence's first token")
     if "positions" in call:
@@ -105,7 +120,11 @@ def _attention_rule(call: NodeCall) -> TensorType:
             call.same(q.sizes[0], k.sizes[0], "sequences of queries and keys")
     if call["causal"] and "positions" not in call:
         call.same(q.sizes[-3], k.sizes[-3], "queries and keys, of which each query sees those up to its own place")
-    return TensorType(q.sizes, q.dtype)
+    if call["dtype"] is not None and not call["dtype"].is_float:
+        raise call.fail(f"'dtype' is {call['dtype']}, not a dtype of floats", "TW009")
+    if call["dtype"] is not None and ("positions" not in call or "table" in call or not call["window"]):
+        raise call.fail("dtype= without a window", "TW016", "cast the result with a Copy node; with a window the kernel writes it so")
+    return TensorType(q.sizes, call["dtype"] or q.dtype)
 
 
 def _check_span(call: NodeCall, q: Tensor) -> None:
@@ -131,13 +150,20 @@ def _attention(call: NodeCall) -> Lowered:
     scale = call["scale"] if call["scale"] is not None else float(depth.constant or 1) ** -0.5
     grouped = q.reshape((*front, groups, heads.constant // groups, depth))
     given, made = {"q": grouped, "scale": scale}, (TensorType(grouped.sizes, q.dtype),)
+    if k.dtype.is_packed:
+        given |= {"k": _block_rows(k, "table" in call), "v": _block_rows(call["v"], "table" in call)}
+        kernel = attention.attention_q8_paged if "table" in call else attention.attention_q8_window if call["window"] else attention.attention_q8
+        return Lowered(kernel, given, made)
     if "table" in call:
         return Lowered(attention.attention_paged, given, made)
     given |= {"k": _sequences(k), "v": _sequences(call["v"])}
     if "lengths" in call:
         return Lowered(attention.attention_lengths, given, made)
     if "positions" in call:
-        return Lowered(attention.attention_window if call["window"] else attention.attention_cached, given, made)
+        if call["window"]:
+            dtype = call["dtype"] or q.dtype
+            return Lowered(attention.attention_window(dtype), given, (TensorType(grouped.sizes, dtype),))
+        return Lowered(attention.attention_cached, given, made)
     return Lowered(attention.attention_causal if call["causal"] else attention.attention, given, made)
 
 
@@ -158,7 +184,8 @@ add_op(
     OpRecord(
         "Attention", ("q", "k", "v", "positions?", "table?", "lengths?"), _attention_rule, _attention,
         (OpParam("scale", (float, type(None)), None, "scalar", "what scores are multiplied by; 1/√features"), OpParam("causal", (bool, type(None)), None, doc="a query sees the keys up to its own place"),
-         OpParam("window", int, 0, doc="how many positions of a cache a query sees, up to its own; 0: all")),
+         OpParam("window", int, 0, doc="how many positions of a cache a query sees, up to its own; 0: all"),
+         OpParam("dtype", (DType, type(None)), None, doc="of the result, with a window; that of the queries")),
         doc="softmax(q · k) · v. With positions, a query sees a cache up to its own position; fewer key heads serve groups of query heads",
     )
 )  # fmt: skip

@@ -61,6 +61,10 @@ def _one(kernel: Callable[[NodeCall], Kernel[..., Any]]) -> Callable[[NodeCall],
     return lambda call: Lowered(kernel(call), {}, (TensorType(call["x"].sizes, call["x"].dtype),))
 
 
+def _always(kernel: Kernel[..., Any]) -> Callable[[NodeCall], Lowered]:
+    return _one(lambda call: kernel)
+
+
 def _one_rule(call: NodeCall) -> TensorType:
     x: Tensor = call["x"]
     if not x.dtype.is_float:
@@ -81,7 +85,7 @@ for _name, _function, _doc in (
     ("Silu", elementwise.silu, "x · sigmoid(x)"), ("Relu", elementwise.relu, "max(x, 0)"), ("Sigmoid", elementwise.sigmoid, "1 / (1 + exp(-x))"),
     ("Tanh", elementwise.tanh, "tanh(x)"), ("Exp", elementwise.exp, "exp(x)"),
 ):  # fmt: skip
-    add_op(OpRecord(_name, ("x",), _one_rule, _one(lambda call, own=_function: own), doc=_doc))
+    add_op(OpRecord(_name, ("x",), _one_rule, _always(_function), doc=_doc))
 add_op(
     OpRecord(
         "Gelu", ("x",), _one_rule, _one(lambda call: elementwise.gelu_tanh if call["approximate"] else elementwise.gelu),

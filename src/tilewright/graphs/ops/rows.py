@@ -41,13 +41,12 @@ def _mul_mat_rule(call: NodeCall) -> TensorType:
 
 def _mul_mat(call: NodeCall) -> Lowered:
     x, columns = call["x"].rows(), call["weight"].sizes[:1]
-    if x.sizes[0].constant == 1 and call["weight"].dtype.is_packed:
-        # One row: a CPU walks the rows of packed weights once, instead of unpacking panels of them.
+    if x.sizes[0].constant == 1 and call["by_rows"]:
         return Lowered(_PRODUCTS["row", "bias" in call, call["activations"]], {"x": x.reshape(-1)}, (TensorType(columns, x.dtype),))
     return Lowered(_PRODUCTS["rows", "bias" in call, call["activations"]], {"x": x}, (TensorType((x.sizes[0], *columns), x.dtype),))
 
 
-_PRODUCTS = {
+_PRODUCTS: dict[tuple[str, bool, str], Kernel[..., Any]] = {
     ("row", False, ""): rows.mul_row, ("row", True, ""): rows.mul_row_bias, ("row", False, "q8"): rows.mul_row_q8, ("row", True, "q8"): rows.mul_row_bias_q8,
     ("rows", False, ""): rows.mul_mat, ("rows", True, ""): rows.mul_mat_bias, ("rows", False, "q8"): rows.mul_mat_q8, ("rows", True, "q8"): rows.mul_mat_bias_q8,
 }  # fmt: skip
@@ -108,7 +107,8 @@ def _argmax_rule(call: NodeCall) -> TensorType:
 
 _EPSILON = OpParam("epsilon", float, 1e-6, "scalar", "added to the mean square")
 _ACTIVATIONS = OpParam("activations", str, "", doc='"q8": x is rounded to eight bits for packed weights, block by block')
-add_op(OpRecord("MulMat", ("x", "weight", "bias?"), _mul_mat_rule, _mul_mat, (_ACTIVATIONS,), doc="x[…, k] times weight[n, k]: weight rows are outputs"))
+_BY_ROWS = OpParam("by_rows", bool, False, doc="where x is one row: the weight is walked row by row, not in panels, which CPUs do quicker with packed weights")
+add_op(OpRecord("MulMat", ("x", "weight", "bias?"), _mul_mat_rule, _mul_mat, (_ACTIVATIONS, _BY_ROWS), doc="x[…, k] times weight[n, k]: weight rows are outputs"))
 add_op(OpRecord("RmsNorm", ("x", "gamma"), _norm_rule, _of_rows(rows.rms_norm), (_EPSILON,), doc="rows divided by the root of their mean square, times gamma"))
 add_op(
     OpRecord(

@@ -14,9 +14,6 @@ from tilewright.graphs.tensor import Tensor
 from tilewright.models.config import frequencies, scaled
 from tilewright.models.network import Network
 
-EVERYWHERE = 1 << 30
-"""The window of a layer that sees all positions: layers of both kinds are then one program."""
-
 
 def gemma3(net: Network, ids: Tensor, position: Tensor) -> Tensor:
     s = net.shape
@@ -36,7 +33,7 @@ def gemma3(net: Network, ids: Tensor, position: Tensor) -> Tensor:
         v = net.split_heads(net.product(h, f"{layer}.attn_v", s.groups * s.depth), s.groups)
         q = net.turned(net.rms_norm(q, f"{layer}.attn_q_norm"), position, angles)
         k = net.turned(net.rms_norm(k, f"{layer}.attn_k_norm"), position, angles)
-        mixed = net.attention(n, q, k, v, position, EVERYWHERE if is_global else s.window)
+        mixed = net.attention(n, q, k, v, position, 0 if is_global else s.window)
         x = net.op("Add", x, net.rms_norm(net.product(mixed, f"{layer}.attn_output", s.width), f"{layer}.post_attention_norm"))
         h = net.gated(net.rms_norm(x, f"{layer}.ffn_norm"), layer, {"op": "Gelu", "approximate": True})
         x = net.op("Add", x, net.rms_norm(h, f"{layer}.post_ffw_norm"))

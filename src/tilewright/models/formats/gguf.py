@@ -7,6 +7,7 @@ Files may come from strangers. Lengths are held against the bytes that are there
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,34 @@ class _GGUFTensor:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> ModelFile:
-    """The model in a GGUF file of version 2 or 3. Raises `UserError`."""
+    """The model in a GGUF file of version 2 or 3, or in several, of which the first is given (`…-00001-of-00003.gguf`). Raises `UserError`."""
+    first = _open_part(path)
+    parts = [first, *map(_open_part, _others(first.metadata, Path(path)))]
+    tensors: dict[str, TensorEntry] = {}
+    for number, part in enumerate(parts):
+        if number and (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, len(parts)):
+            raise no_such(part.path, "GGUF", f"it is not part {number} of {len(parts)}, as its name says")
+        for name, entry in part.tensors.items():
+            if name in tensors:
+                raise no_such(part.path, "GGUF", f"it has tensor {shown_name(name)}, and so has '{tensors[name].file}'")
+            tensors[name] = entry
+    wanted = first.metadata.get("split.tensors.count", len(tensors)) if len(parts) > 1 else len(tensors)
+    if wanted != len(tensors):
+        raise no_such(first.path, "GGUF", f"its split.tensors.count is {_short(wanted)}, and its {len(parts)} parts have {len(tensors)} tensors")
+    return ModelFile(first.path, "gguf", first.metadata, tensors, {part.path: part.data for part in parts})
+
+
+@dataclass(frozen=True)
+class _GGUFPart:
+    """One file of a model."""
+
+    path: Path
+    metadata: GGUFMetadata
+    tensors: dict[str, TensorEntry]
+    data: FileBytes
+
+
+def _open_part(path: str | os.PathLike[str]) -> _GGUFPart:
     file, size = opened(path)  # type: ignore[arg-type]
     place = Path(path)
 
@@ -186,9 +214,8 @@ def open_gguf(path: str | os.PathLike[str]) -> ModelFile:
                     raise wrong(f"its header goes beyond {_MOST_HEADER} bytes") from None
                 look = min(look * 4, size)
         metadata = GGUFMetadata(data[: head.at].copy(), values, wrong)
-        _check_split(metadata, place)
         tensors = _placed(raw, _data_start(metadata, head.at, wrong), size, place, wrong)
-        return ModelFile(place, "gguf", metadata, tensors, {place: FileBytes(file, size, wrong)})
+        return _GGUFPart(place, metadata, tensors, FileBytes(file, size, wrong))
 
 
 def _parse(head: _GGUFHead) -> tuple[dict[str, _GGUFValue], list[_GGUFTensor]]:
@@ -226,10 +253,16 @@ def _tensor(head: _GGUFHead, number: int) -> _GGUFTensor:
     return _GGUFTensor(name, tuple(reversed(extents)), kind, head.number(8, f"the offset of {what}"))
 
 
-def _check_split(metadata: GGUFMetadata, place: Path) -> None:
-    parts = metadata.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise UserError.at("TW005", f"'{place}' is one of {parts} parts of a model", help="join them with `llama-gguf-split --merge` first")
+def _others(metadata: GGUFMetadata, place: Path) -> list[Path]:
+    """The other files of a model in several parts."""
+    count = metadata.get("split.count", 0)
+    if type(count) is not int or count <= 1:
+        return []
+    number = metadata.get("split.no")
+    match = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", place.name, re.DOTALL)
+    if number != 0 or match is None or int(match[2]) != count:
+        raise UserError.at("TW007", f"'{place}' is one of {count} parts of a model, and not called as the first of them is", help=f"give the first, …-00001-of-{count:05}.gguf")
+    return [place.with_name(f"{match[1]}-{part:05}-of-{match[2]}.gguf") for part in range(2, count + 1)]
 
 
 def _data_start(metadata: GGUFMetadata, end: int, wrong: Wrong) -> tuple[int, int]:

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.errors import UserError
-from tilewright.models.tokenizers.base import Tokenizer, checked_text
+from tilewright.models.tokenizers.gguf_tokenizer import GGUFTokenizer
 from tilewright.models.tokenizers.merging import merge_pairs
-from tilewright.models.tokenizers.special import SpecialTokens
-from tilewright.models.tokenizers.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+from tilewright.models.tokenizers.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED
 
 SPACE = "▁"
 _SHORT = 200
@@ -28,49 +27,33 @@ _LONG = 2000
 """Characters without a space from which on all pairs of the vocabulary are looked at."""
 _MOST_KEPT = 1 << 16
 """Words that are remembered."""
+_LONGEST_KEPT = 256
+"""Characters of words that are."""
 _DEFAULTS: dict[str, int | bool] = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, "add_bos_token": True, "add_eos_token": False, "add_space_prefix": True}
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(GGUFTokenizer):
     """Merges by score, with tokens of bytes for what has none."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self._vocabulary = vocabulary = Vocabulary(metadata, _DEFAULTS)
-        self.bos, self.eos, self.eot = vocabulary.id("bos_token_id"), vocabulary.id("eos_token_id"), vocabulary.ends
-        self.chat_template, self.vocabulary_size = vocabulary.chat_template, vocabulary.size
-        self._unknown = vocabulary.id("unknown_token_id")
-        self._add_bos, self._add_eos, self._prefix = (vocabulary.flag(key) for key in ("add_bos_token", "add_eos_token", "add_space_prefix"))
-        self._ids, self._scores = vocabulary.ids, vocabulary.scores
+        super().__init__(metadata, _DEFAULTS)
+        self._prefix = self.vocabulary.flag("add_space_prefix")
+        self._scores = self.vocabulary.scores
         self._known: dict[str, list[int]] = {}
 
     # -- to ids -------------------------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, add_bos: bool | None = None, special: bool = False) -> list[int]:
-        parts = (self._named if special else self._user_defined).split(checked_text(text))
-        around = self._add_bos if add_bos is None else add_bos
-        found = [self.bos] if around and self.bos is not None else []
+        found = self.ids_before(add_bos)
         after_special = True
-        for part in parts:
+        for part in self.parts(text, special):
             if isinstance(part, int):
                 found.append(part)
                 after_special = True
             else:
                 self._encode((" " + part if self._prefix and after_special else part).replace(" ", SPACE), found)
                 after_special = False
-        if around and self._add_eos and self.eos is not None:
-            found.append(self.eos)
-        return found
-
-    @cached_property
-    def _named(self) -> SpecialTokens:
-        """All tokens that texts may name."""
-        tokens = self._vocabulary.tokens
-        return SpecialTokens((tokens[id], id) for id in self._vocabulary.special)
-
-    @cached_property
-    def _user_defined(self) -> SpecialTokens:
-        tokens, types = self._vocabulary.tokens, self._vocabulary.types
-        return SpecialTokens((tokens[id], id) for id in self._vocabulary.special if types[id] == USER_DEFINED)
+        return found + self.ids_behind(add_bos)
 
     def _encode(self, text: str, found: list[int]) -> None:
         if len(text) <= _SHORT:
@@ -80,15 +63,17 @@ class SentencePieceTokenizer(Tokenizer):
         for word in self._words.split(text):
             ids = known.get(word)
             if ids is None:
-                if len(known) >= _MOST_KEPT:
-                    known.clear()
-                ids = known[word] = self._merge(word) if len(word) < _LONG else self._merge_long(word)
+                ids = self._merge(word) if len(word) < _LONG else self._merge_long(word)
+                if len(word) <= _LONGEST_KEPT:
+                    if len(known) >= _MOST_KEPT:
+                        known.clear()
+                    known[word] = ids
             found += ids
 
     @cached_property
     def _words(self) -> re.Pattern[str]:
         """Where a text is cut: before spaces, but not after characters that some token has before one."""
-        ends = {part[-1] for part in "\0".join(self._vocabulary.tokens).split(SPACE) if part} | {"\0", SPACE}
+        ends = {part[-1] for part in "\0".join(self.vocabulary.tokens).split(SPACE) if part} | {"\0", SPACE}
         return re.compile(f"(?={SPACE})(?<=[^{''.join(map(re.escape, sorted(ends)))}])")
 
     def _merge_long(self, text: str) -> list[int]:
@@ -106,13 +91,13 @@ class SentencePieceTokenizer(Tokenizer):
     @cached_property
     def _pairs(self) -> np.ndarray:
         """All pairs of characters that stand side by side in a token, sorted."""
-        points = np.frombuffer("\0".join(self._vocabulary.tokens).encode("utf-32-le"), np.uint32).astype(np.int64)
+        points = np.frombuffer("\0".join(self.vocabulary.tokens).encode("utf-32-le"), np.uint32).astype(np.int64)
         pairs = np.unique(points[:-1] << 21 | points[1:])
         return pairs if len(pairs) else np.zeros(1, np.int64)
 
     def _merge(self, text: str) -> list[int]:
         """The ids of a text, merged as a whole."""
-        ids, scores = self._ids, self._scores
+        ids, scores = self.ids, self._scores
 
         def rank(left: str, right: str) -> float | None:
             id = ids.get(left + right)
@@ -130,19 +115,19 @@ class SentencePieceTokenizer(Tokenizer):
         """A character without a token: those of its bytes, or the unknown token."""
         found = []
         for byte in character.encode("utf-8"):
-            id = self._ids.get(f"<0x{byte:02X}>")
+            id = self.ids.get(f"<0x{byte:02X}>")
             if id is None:
-                if self._unknown is None:
+                if self.unknown is None:
                     raise UserError.at("TW007", f"the tokenizer has no token for byte {byte:#04x} of {character!r}, and none for what is unknown")
-                return [self._unknown]
+                return [self.unknown]
             found.append(id)
         return found
 
     # -- to text ------------------------------------------------------------------------------------------------------
 
     def piece(self, id: int, *, special: bool = False) -> bytes:
-        kind = self._vocabulary.types[self.checked(id)]
-        token = self._vocabulary.tokens[id]
+        kind = self.vocabulary.types[self.checked(id)]
+        token = self.vocabulary.tokens[id]
         if kind in (CONTROL, UNKNOWN):
             return token.encode("utf-8") if special else b""
         if kind == BYTE and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", token):
@@ -153,9 +138,3 @@ class SentencePieceTokenizer(Tokenizer):
         """The text of ids, without the space that `encode` puts before a text."""
         text = super().decode(ids, special=special)
         return text[1:] if self._prefix and text.startswith(" ") else text
-
-    def token(self, id: int) -> str:
-        return self._vocabulary.tokens[self.checked(id)]
-
-    def id_of(self, token: str) -> int | None:
-        return self._ids.get(token)

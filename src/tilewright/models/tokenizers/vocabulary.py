@@ -69,7 +69,7 @@ class Vocabulary:
         return value
 
     def id(self, key: str) -> int | None:
-        """A special id, such as `bos_token_id`; None where there is none."""
+        """A special id, such as `bos_token_id`; None where there is none, or where it is the id of no token, as files say that there is none."""
         value = self._metadata.get(_PREFIX + key, self._defaults.get(key))
         if value is not None and type(value) is not int:
             raise _wrong(f"{_PREFIX}{key} is {value!r}, no id")
@@ -88,7 +88,9 @@ class Vocabulary:
     @property
     def chat_template(self) -> str | None:
         value = self._metadata.get("tokenizer.chat_template")
-        return value if isinstance(value, str) else None
+        if value is not None and not isinstance(value, str):
+            raise _wrong("tokenizer.chat_template is no string")
+        return value
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 

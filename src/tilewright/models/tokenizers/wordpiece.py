@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
-from tilewright.models.tokenizers.base import Tokenizer, checked_text
-from tilewright.models.tokenizers.special import SpecialTokens
-from tilewright.models.tokenizers.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+from tilewright.models.tokenizers.gguf_tokenizer import GGUFTokenizer
+from tilewright.models.tokenizers.vocabulary import CONTROL, UNKNOWN, USER_DEFINED
 
 SPACE = "▁"
 _LONGEST_WORD = 100
@@ -32,47 +30,31 @@ def _is_chinese(point: int) -> bool:
     return point >= 0x3400 and any(first <= point <= last for first, last in _CHINESE)
 
 
-class WordPieceTokenizer(Tokenizer):
+class WordPieceTokenizer(GGUFTokenizer):
     """The longest tokens that fit, word by word."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
+        super().__init__(metadata, _DEFAULTS)
+        vocabulary = self.vocabulary
         # Some files have a name of their own for the token that begins a text.
-        self._vocabulary = vocabulary = Vocabulary(metadata, _DEFAULTS)
         first = vocabulary.id("cls_token_id")
-        self.bos = first if first is not None and not vocabulary.has("bos_token_id") else vocabulary.id("bos_token_id")
-        self.eos = vocabulary.id("eos_token_id")
+        self.bos = first if first is not None and not vocabulary.has("bos_token_id") else self.bos
         self._separator = vocabulary.id("seperator_token_id")
-        self.eot, self.chat_template, self.vocabulary_size = vocabulary.ends, vocabulary.chat_template, vocabulary.size
-        self._unknown = vocabulary.id("unknown_token_id")
-        self._add_bos = vocabulary.flag("add_bos_token")
         self._lower = vocabulary.flag("normalizer.lowercase")
         self._strip = vocabulary.flag("normalizer.strip_accents") if vocabulary.has("normalizer.strip_accents") else self._lower
-        self._ids = vocabulary.ids
         self._longest = max(map(len, vocabulary.tokens))
 
     def encode(self, text: str, *, add_bos: bool | None = None, special: bool = False) -> list[int]:
-        around = self._add_bos if add_bos is None else add_bos
-        found = [self.bos] if around and self.bos is not None else []
-        for part in (self._named if special else self._user_defined).split(checked_text(text)):
+        found = self.ids_before(add_bos)
+        for part in self.parts(text, special):
             if isinstance(part, int):
                 found.append(part)
             else:
                 for word in self._words(part):
                     found += self._cover(word)
-        if around and self._separator is not None:
+        if self._separator is not None and (self.add_bos if add_bos is None else add_bos):
             found.append(self._separator)
         return found
-
-    @cached_property
-    def _named(self) -> SpecialTokens:
-        """All tokens that texts may name."""
-        tokens = self._vocabulary.tokens
-        return SpecialTokens((tokens[id], id) for id in self._vocabulary.special)
-
-    @cached_property
-    def _user_defined(self) -> SpecialTokens:
-        tokens, types = self._vocabulary.tokens, self._vocabulary.types
-        return SpecialTokens((tokens[id], id) for id in self._vocabulary.special if types[id] == USER_DEFINED)
 
     def _words(self, text: str) -> Iterator[str]:
         cleaned = "".join(" " if character.isspace() and character not in "\x1c\x1d\x1e\x1f" else character for character in text if not _is_dropped(character))
@@ -98,16 +80,16 @@ class WordPieceTokenizer(Tokenizer):
             yield word
 
     def _cover(self, word: str) -> list[int]:
-        unknown = [self._unknown] if self._unknown is not None else []
+        unknown = [self.unknown] if self.unknown is not None else []
         if len(word) > _LONGEST_WORD:
             return unknown
         found: list[int] = []
         rest = SPACE + word
         while rest:
             for length in range(min(len(rest), self._longest), 0, -1):
-                id = self._ids.get(rest[:length])
-                # The mark of a word's beginning alone covers nothing.
-                if id is not None and rest[:length] != SPACE:
+                id = self.ids.get(rest[:length])
+                # Tokens with the mark of a beginning begin words, and the mark alone covers nothing.
+                if id is not None and rest[:length] != SPACE and (not found or rest[0] != SPACE):
                     found.append(id)
                     rest = rest[length:]
                     break
@@ -118,8 +100,8 @@ class WordPieceTokenizer(Tokenizer):
     # -- to text ------------------------------------------------------------------------------------------------------
 
     def piece(self, id: int, *, special: bool = False) -> bytes:
-        kind = self._vocabulary.types[self.checked(id)]
-        token = self._vocabulary.tokens[id]
+        kind = self.vocabulary.types[self.checked(id)]
+        token = self.vocabulary.tokens[id]
         if kind in (CONTROL, UNKNOWN) and not special:
             return b""
         return (token if kind == USER_DEFINED else token.replace(SPACE, " ")).encode("utf-8")
@@ -127,12 +109,6 @@ class WordPieceTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The words of ids, with spaces between them; those that were dropped or made lower case stay so."""
         return super().decode(ids, special=special).removeprefix(" ")
-
-    def token(self, id: int) -> str:
-        return self._vocabulary.tokens[self.checked(id)]
-
-    def id_of(self, token: str) -> int | None:
-        return self._ids.get(token)
 
 
 def _is_dropped(character: str) -> bool:

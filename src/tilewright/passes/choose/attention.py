@@ -36,6 +36,8 @@ SHARED = 200 << 10
 """Bytes of shared memory for operands."""
 STEP_BYTES = 16 << 10
 """Keys and values of one step, where there are few rows."""
+AT_ONCE = 2
+"""Blocks of a multiprocessor then."""
 
 
 def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> t
     found = form.found if form is not None else found
     if found is None:
         return ()
-    names = [s.name for s in (found.depth, found.column_extent) if s.name is not None]
+    names = [name for s in (found.depth, found.column_extent) for name in ([s.name] if s.name is not None else sorted(s.names) if found.computed else [])]
     groups = [size for size in found.extents if size.name is None] if form is not None else []
     return tuple(dict.fromkeys([*names, *(name for size in groups for name in sorted(size.names))]))
 
@@ -82,26 +84,28 @@ def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
     batch, rows, keys = numbers_of(found, hints)
     warps = 1 if rows <= TERMS else 2 if rows <= 2 * TERMS else 4
-    # Steps of about 16 KiB, of which three are on their way. As many blocks as the device has room for: the next kernel's then come in evenly.
-    best = max(16, min(64, STEP_BYTES // (2 * (depth + width)) // 16 * 16))
+    # Steps of about 16 KiB, of which three are on their way. Two blocks for each multiprocessor keep memory busy; more would only leave more parts to add up.
+    best = max(32, min(64, STEP_BYTES // (2 * (depth + width)) // 16 * 16))
     made: list[MmaAttention] = []
-    for n, stages in ((best, 4), (best, 3), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2)):
+    # What is computed is there as soon as it is brought: two stages suffice, and many blocks hide that they wait for it.
+    steps = ((16, 2), (32, 2)) if found.computed else ((best, 4), (best, 3), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2))
+    for n, stages in steps:
         schedule = MmaAttention(
             TERMS * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False, a_copy="rs" if depth <= 128 else "cp_async",
         )  # fmt: skip
         tiles = batch * -(-rows // schedule.m)
-        longest = max(1, -(-keys // (2 * n)))
-        wanted = target.multiprocessors * schedule.blocks_at_once(target)
+        longest = max(1, -(-keys // n))
+        wanted = target.multiprocessors * (schedule.blocks_at_once(target) if found.computed else min(AT_ONCE, schedule.blocks_at_once(target)))
         own = replace(schedule, splits=max(1, min(wanted // max(1, tiles), longest)))
         if schedule.has_room(target) and own not in made:
             made.append(own)
-    return tuple(made)
+    return tuple(sorted(made, key=lambda s: s.blocks_at_once(target) < AT_ONCE))
 
 
 def _can_split(form: SplitForm) -> bool:
     found = form.found
     whole = all(size.constant is not None and size.constant % CHUNK == 0 for size in (found.depth, found.column_extent))
-    loads = (found.query, found.key, found.value)
+    loads = [op for op in (found.query, found.key, found.value) if op.opcode == "load"]
     return whole and all(dtype_of(op.result.type).itemsize == 2 for op in loads) and _operands_fit(form.kernel, found)
 
 
@@ -219,7 +223,8 @@ def _step(n: int, keys: int) -> int:
 
 def _reads_more(found: Attention) -> bool:
     """Whether scores are made of further arrays."""
-    return any(op.opcode == "load" and op not in (found.query, found.key) for op in walk(found.maximum.regions[0]))
+    known = [found.query, *found.loads(found.key)]
+    return any(op.opcode == "load" and op not in known for op in walk(found.maximum.regions[0]))
 
 
 def _stages(groups: int, n: int, columns: int) -> int:
@@ -261,13 +266,13 @@ def _operands_fit(kernel: Kernel, found: Attention) -> bool:
         return False
     d = found.score.regions[0].args[0]
     columns = (found.axis(found.query, d), found.axis(found.key, d), found.axis(found.value, found.column))
-    return all(_copyable(kernel, found, op, column) for op, column in zip(loads, columns, strict=True))
+    return all(op.opcode != "load" or _copyable(kernel, found, op, column) for op, column in zip(loads, columns, strict=True))
 
 
 def _fits_engine(found: Attention) -> bool:
     """Whether the copy engine can bring them: at most four axes, and zeros beyond the last term."""
     loads = (found.query, found.key, found.value)
-    if any(widened(found, op.operands[0]).rank > 4 for op in loads):
+    if found.computed or any(widened(found, op.operands[0]).rank > 4 for op in loads):
         return False
     if found.depth.constant is not None and found.depth.constant % BLOCK:
         d = found.score.regions[0].args[0]

@@ -43,7 +43,7 @@ def product_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) 
     """Schedules for the products a kernel computes, best first; none where it computes none."""
     matrix = matrix_schedules(kernel, target, sizes)
     rows = gemv_schedules(kernel, target, sizes)
-    unpacked = any(isinstance(s, GpuProduct) and s.unpack for s in matrix)
+    unpacked = any(isinstance(s, GpuProduct) and (s.unpack or s.b_copy == "packed") for s in matrix)
     if rows and (not matrix or unpacked or rows[0].m <= FEW_FOR_FMA or rows[0].matrix):
         return (*rows, *matrix)
     return (*matrix, *rows)

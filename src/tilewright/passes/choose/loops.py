@@ -24,10 +24,24 @@ from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.schedules.loops import Schedule
 
 
-def choose(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Schedule:
-    """The schedule for this kernel."""
+def choose(kernel: Kernel, target: Target, hints: Mapping[str, int], sizes: bool = False) -> Schedule:
+    """The schedule for this kernel. `sizes`: code is made for calls like this one."""
     nest = nest_of(kernel)
+    if target.simt and sizes and _is_small_map(nest, target, hints):
+        return _gpu_map(nest, len(nest.extents), 1, hints, target, 1)
     return _choose_gpu(kernel, nest, target, hints) if target.simt else _choose_cpu(kernel, nest, target)
+
+
+def _is_small_map(nest: Nest, target: Target, hints: Mapping[str, int]) -> bool:
+    """Whether each element can have a thread of its own, without any having to wait: short code on many multiprocessors, not long code on one."""
+    total = product(nest.extents)
+    if nest.reductions or nest.sweeps or not nest.extents or not total.names <= hints.keys():
+        return False
+    return total.evaluate(hints) <= target.multiprocessors * SMALL_MAP
+
+
+SMALL_MAP = 256
+"""Elements for each multiprocessor, up to which a map is small."""
 
 
 def hint(size: Size, hints: Mapping[str, int]) -> int:

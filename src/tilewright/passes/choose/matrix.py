@@ -23,12 +23,14 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.mma import mma_schedules
+from tilewright.passes.choose.packed import can_bring_packed, packed_schedules
+from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, Wgmma
+from tilewright.passes.schedules.matrix import CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 
 SHORT_SUM = 32
@@ -36,6 +38,8 @@ SHORT_SUM = 32
 STEPS, OFFSETS, CORNERS = 8, 255, (-128, 127)
 """From one pixel to the next, from a window's first element to any, and from an image's corners to where windows begin and end: the most
 that the copy engine can be told."""
+FEW_ON_CPU = 4
+"""Rows that are multiplied with packed weights as these are read, by plain loops of a CPU."""
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
 
@@ -61,8 +65,9 @@ def _number(size: Size, hints: Mapping[str, int]) -> int:
 
 def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
     """Schedules for the contraction the kernel is, best first; none where it is not one, or where plain loops serve it."""
-    if target.simt and (form := unpacked_form(kernel)) is not None:
-        return tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, GpuProduct) and _has_rows(form, hints))
+    form = unpacked_form(kernel, rounds=target.simt)
+    if form is not None and (target.simt or gains_on_cpu(form)):
+        return _of_packed(kernel, form, target, hints)
     found = find_contraction(kernel)
     if found is None or not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b)):
         # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
@@ -77,11 +82,22 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     return _by_warps(kernel, found, target, hints, inner)
 
 
-def _has_rows(form: UnpackedForm, hints: Mapping[str, int]) -> bool:
-    """Whether there is more than one row to unpack weights for."""
+def gains_on_cpu(form: UnpackedForm) -> bool:
+    """Whether a CPU unpacks weights faster first than as it copies panels: those whose blocks have scales for parts of them."""
+    return any(len(radices(factor.format)) > 2 for factor, _ in form.scratch)
+
+
+def _of_packed(kernel: Kernel, form: UnpackedForm, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+    """Schedules for a product of packed weights: of few rows these are unpacked on their way, of more to scratch before it."""
     found = find_contraction(form.kernel)
     shape = shape_of(found, hints) if found is not None else None
-    return shape is not None and min(shape.m, shape.n) > 1
+    if shape is None or min(shape.m, shape.n) <= (1 if target.simt else FEW_ON_CPU):
+        return ()
+    if not target.simt:
+        return tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, CpuProduct))
+    first = tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, GpuProduct))
+    direct = packed_schedules(kernel, target, shape.m, shape.n, shape.k)
+    return (*direct, *first) if shape.m <= target.costs.warps.packed_rows else (*first, *direct)
 
 
 Ranked = list[tuple[float, Wgmma]]
@@ -183,13 +199,26 @@ def _by_warps(
 
 def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target: Target) -> MatrixSchedule:
     """The schedule somebody asked for. How operands are brought is kept from the choice, for it must fit them; what cannot be is refused."""
-    if any(isinstance(s, GpuProduct) and s.unpack for s in listed) and not isinstance(parse_schedule(text), Gemv):
+    asked = parse_schedule(text)
+    if any(isinstance(s, CpuProduct) and s.unpack for s in listed):
+        form = unpacked_form(kernel, rounds=False)
+        assert form is not None
+        own = forced(text, tuple(replace(s, unpack=False) for s in listed if isinstance(s, CpuProduct)), form.kernel, target)
+        assert isinstance(own, CpuProduct)
+        return replace(own, unpack=True)
+    if any(isinstance(s, GpuProduct) and s.unpack for s in listed) and not any(s.family == asked.family for s in listed if not isinstance(s, GpuProduct)):
         form = unpacked_form(kernel)
         assert form is not None
         chosen = forced(text, tuple(replace(s, unpack=False) for s in listed if isinstance(s, GpuProduct)), form.kernel, target)
         assert isinstance(chosen, GpuProduct)
-        return replace(chosen, unpack=True)
-    asked = parse_schedule(text)
+        if chosen.b_copy != "packed":
+            return replace(chosen, unpack=True)
+        if not isinstance(chosen, Mma) or not can_bring_packed(kernel, chosen.k):
+            raise UserError.at(
+                "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
+                "b_copy=packed is for family=mma, factors of f16 or bf16 and packed weights along the results' columns, in whole steps of k",
+            )  # fmt: skip
+        return chosen
     alike = [s for s in listed if s.family == asked.family]
     if not alike:
         families = ", ".join(dict.fromkeys(s.family for s in listed))

@@ -95,5 +95,5 @@ def choose_schedules(
             plan = followed(choose(call.kernel, target, hints), call.kernel, own, target)
         if plan is None and not is_watched(call.kernel):
             plan = window_schedule(call.kernel, target, hints)
-        chosen.append(plan or choose(call.kernel, target, hints))
+        chosen.append(plan or choose(call.kernel, target, hints, sizes=not wished))
     return tuple(chosen)

@@ -263,9 +263,9 @@ def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
         return None
     rooms: list[Size] = []
     for load, j in ((found.key, found.j), (found.value, found.weighted.regions[0].args[0])):
-        axis = found.axis(load, j)
-        if axis >= 0 and found.forms[load.operands[1 + axis]].is_just(j):
-            rooms.append(tensor_of(load.operands[0]).shape[axis])
+        axis, first = found.axis(load, j), found.loads(load)[0]
+        if axis >= 0 and found.forms[first.operands[1 + axis]].is_just(j):
+            rooms.append(tensor_of(first.operands[0]).shape[axis])
     highs: list[Affine] = [AffineForm((), found.keys)] if found.count is None else []
     lows: list[Affine] = []
     guards: list[Value] = []
@@ -310,15 +310,16 @@ def _watched(kernel: Kernel, found: Attention) -> tuple[Op, ...] | None:
     """One load of each array whose index along j is checked; None where something else is."""
     loads: dict[Value, Op] = {}
     known = ((found.key, found.j), (found.value, found.weighted.regions[0].args[0]))
-    axes = {load.operands[0]: found.axis(load, j) for load, j in known}
+    axes = {load.operands[0]: found.axis(operand, j) for operand, j in known for load in found.loads(operand)}
     for op in walk(kernel.body):
         if op.opcode == "within" or (watched_axes(op) and (op.opcode != "load" or axes.get(op.operands[0]) not in watched_axes(op))):
             return None
         if watched_axes(op) and len(watched_axes(op)) > 1:
             return None
-    for load, _ in known:
-        if watched_axes(load):
-            loads[load.operands[0]] = load
+    for operand, _ in known:
+        for load in found.loads(operand):
+            if watched_axes(load):
+                loads[load.operands[0]] = load
     return tuple(loads.values())
 
 

@@ -232,6 +232,9 @@ class Draft:
             return self.choose(builder, expr, scope)
         assert isinstance(expr, Apply)
         args = [self.expr(builder, a, scope, indices) for a in expr.args]
+        if expr.op == "bitcast":
+            # The bits are those of the dtype itself, not of the one it is computed in.
+            return builder.cast(builder.bitcast(builder.cast(args[0], expr.args[0].dtype), expr.dtype), compute_dtype(expr.dtype))
         if expr.dtype.is_small_float and OPS[expr.op].group == "function":
             # Computed in f32, but only this many bits of the result will count.
             return builder.op(expr.op, *args, narrow=expr.dtype)

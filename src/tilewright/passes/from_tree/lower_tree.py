@@ -24,10 +24,11 @@ from dataclasses import replace
 
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
 from tilewright.base.record import record
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import ZERO, Size, computed_name, is_number, maximum, parameter_of
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.program import KernelCall, LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck, ScalarInput
 from tilewright.ir.rewrite import eliminate_dead
+from tilewright.ir.specialise import substituted
 from tilewright.ir.types import Tensor
 from tilewright.passes.from_tree.lower_body import Draft
 from tilewright.tree.bounds import range_under
@@ -337,7 +338,7 @@ class _TreeLowering:
             ProgramArray(a.name, tensor_type(a), "scratch") for a in self.arrays.values() if a.role == "scratch" and a.name in present
         )
         checks = tuple(ProgramCheck(c.left, c.relation, c.right, c.message, c.span, c.code) for c in typed.checks)
-        return Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span, computed=typed.computed, loops=loops)
+        return _bound(Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span, computed=typed.computed, loops=loops))
 
     def read_arrays(self) -> set[str]:
         """Arrays some kernel loads from; stores to other scratch arrays are dropped."""
@@ -355,3 +356,23 @@ class _TreeLowering:
 
 def _writes(kernel: Kernel) -> bool:
     return any(op.opcode in ("store", "accumulate", "print", "assert") for op in walk(kernel.body))
+
+
+def _bound(program: Program) -> Program:
+    """The program with sizes that calls bind: in an ordered loop an extent may be made of a number that was passed and of the loop's index. No size is negative,
+    so such a number is the difference of two: `n = max(0, n) - max(0, -n)`."""
+    sizes = [*(name for call in program.calls for name in call.kernel.size_names), *(n for loop in program.loops if loop.count is not None for n in loop.count.names)]
+    numbers = sorted({name for name in sizes if is_number(name)})
+    if not numbers:
+        return program
+    computed = dict(program.computed)
+    known: dict[str, Size] = {}
+    for name in numbers:
+        title = parameter_of(name)
+        above, below = (maximum(ZERO, Size.of(name) * sign) for sign in (1, -1))
+        plus = next((n for n, value in computed.items() if value == above), computed_name(f"{title}$above"))
+        minus = computed_name(f"{title}$below")
+        computed |= {plus: above, minus: below}
+        known[name] = Size.of(plus) - Size.of(minus)
+    changed = substituted(replace(program, checks=(), computed=()), known)
+    return replace(program, calls=changed.calls, loops=changed.loops, computed=tuple(computed.items()))

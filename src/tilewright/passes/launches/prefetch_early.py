@@ -1,12 +1,12 @@
 """Kernels that start early fetch what they will read into the second-level cache while they wait. `Program -> Program`, at the thread stage.
 
 In: a program of several kernels, of which some begin with `release_next` and `wait_previous`. Out: the same; between the two stand prefetches of the arrays that no
-kernel of the program writes, such as weights, at the addresses that the kernel reads behind its wait. Memory then is busy while the kernels before it run. A prefetch changes
-no result, whoever writes the array: the cache is the one that all multiprocessors share.
+kernel of the program writes, such as weights, at the addresses that the first step of each of its loops reads behind its wait. Memory then is busy while the kernels before
+it run. A prefetch changes no result, whoever writes the array: the cache is the one that all multiprocessors share. More than the first step is measured to be slower.
 
     release_next                       release_next
-    wait_previous            ->        %i = thread_id; for k { prefetch %weight, %i, %k }
-    %i = thread_id; …                  wait_previous; %i = thread_id; …
+    wait_previous            ->        %i = thread_id; prefetch %weight, %i, 0
+    %i = thread_id; for k …            wait_previous; %i = thread_id; for k …
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, Vec
 
-MOST_BYTES = 64 << 20
-"""Of larger arrays only what the first step of a loop reads is fetched: all of it would not stay in the cache."""
 LEAST_BYTES = 256 << 10
 """Smaller arrays are not worth the instructions."""
 BYTES = 16
@@ -103,16 +101,7 @@ class _Slice:
                 inside = known | {region.args[0]}
                 if not self.has_any(region.ops, inside):
                     continue
-                low, high, step = (mapping.get(v, v) for v in op.operands[:3])
-                if self.is_large(region.ops):
-                    self.build(b, region.ops, {**mapping, region.args[0]: low}, inside)
-                else:
-
-                    def body(inner: Builder, index: Value, region: Block = region, inside: set[Value] = inside) -> tuple[Value, ...]:
-                        self.build(inner, region.ops, {**mapping, region.args[0]: index}, set(inside))
-                        return ()
-
-                    b.for_(low, high, step, (), body, region.args[0].name)
+                self.build(b, region.ops, {**mapping, region.args[0]: mapping.get(op.operands[0], op.operands[0])}, inside)
             elif op.opcode == "if" and op.operands[0] in known:
                 if any(self.has_any(region.ops, known) for region in op.regions):
                     ways = [self.branch(region, mapping, known) for region in op.regions]
@@ -131,8 +120,3 @@ class _Slice:
     def bytes_of(self, memory: Tensor) -> int | None:
         count = product(memory.shape)
         return count.evaluate(self.hints) * memory.dtype.itemsize if count.names <= self.hints.keys() else None
-
-    def is_large(self, ops: Sequence[Op]) -> bool:
-        """Whether an array that is read there is too large for the cache, as far as that is known."""
-        sizes = [self.bytes_of(op.operands[0].type) for op in ops if op.opcode == "load" and op.operands[0] in self.read and isinstance(op.operands[0].type, Tensor)]
-        return any(size is None or size > MOST_BYTES for size in sizes)

@@ -58,7 +58,7 @@ def sums_of_blocks(body: Block, tensors: dict[Value, Value], formats: dict[Value
         if found is None:
             return None
         weights, lead, source, outer = found
-        lead, outer = (tuple(b.index(int(made[v].attrs["value"])) if v in made and made[v].opcode == "const" else v for v in some) for some in (lead, outer))
+        lead, outer = (tuple(b.index(int(str(made[v].attrs["value"]))) if v in made and made[v].opcode == "const" else v for v in some) for some in (lead, outer))
         dtype = formats[tensors[weights]]
         key = source, dtype.name
         if key not in rounded:

@@ -14,11 +14,23 @@ from collections.abc import Callable, Sequence
 from tilewright.base.dtypes import DType, by_name, f16, f32, i8, u8, u16, u32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
+from tilewright.ir.types import Tensor, dtype_of
 
 RADICES: dict[str, tuple[int, ...]] = {
     "q4_0": (2, 16), "q4_1": (2, 16), "q5_0": (2, 16), "q5_1": (2, 16), "q8_0": (32,), "q4_k": (4, 2, 32), "q5_k": (4, 2, 32), "q6_k": (2, 4, 2, 16),
 }  # fmt: skip
 """How the elements of a block are numbered: the digits of their place, outermost first. Along the last one, bytes follow each other."""
+
+
+MAGIC, POWER = 0x4B000000, 8388608
+"""2^23 as a f32: its bits, and itself."""
+
+
+def hidden_zero(b: Builder, tensor: Value) -> Value:
+    """Zero, as far as arrays fit memory, but no compiler knows: one that did would not keep 2^23 in a register, and take two instructions where one combines
+    three registers."""
+    assert isinstance(tensor.type, Tensor)
+    return b.cast(b.op("shr", b.index(tensor.type.shape[-2]), b.index(48)), u32)
 
 
 def radices(dtype: DType) -> tuple[int, ...]:
@@ -41,9 +53,11 @@ def packed_element(b: Builder, tensor: Value, lead: Sequence[Value], index: Valu
     return element_at(b, tensor, lead, block, (*digits, rest), dtype)
 
 
-def element_at(b: Builder, tensor: Value, lead: Sequence[Value], block: Value, digits: Sequence[Value], dtype: DType) -> Value:
-    """The f32 with these digits in a block of a row."""
-    packed = _Block(b, tensor, lead, block)
+def element_at(
+    b: Builder, tensor: Value, lead: Sequence[Value], block: Value, digits: Sequence[Value], dtype: DType, nothing: Value | None = None
+) -> Value:
+    """The f32 with these digits in a block of a row. `nothing`: a zero of which no compiler knows (`hidden_zero`); numbers then become floats by their bits."""
+    packed = _Block(b, tensor, lead, block, nothing)
     return _group(packed, digits, dtype) if dtype.scale else _ELEMENTS[dtype.name](packed, digits)
 
 
@@ -54,8 +68,8 @@ def _like(b: Builder, number: int, index: Value) -> Value:
 class _Block:
     """One block of a row: its bytes, and arithmetic on them."""
 
-    def __init__(self, b: Builder, tensor: Value, lead: Sequence[Value], block: Value) -> None:
-        self.b, self.tensor, self.lead, self.block = b, tensor, lead, block
+    def __init__(self, b: Builder, tensor: Value, lead: Sequence[Value], block: Value, nothing: Value | None = None) -> None:
+        self.b, self.tensor, self.lead, self.block, self.nothing = b, tensor, lead, block, nothing
 
     def byte(self, offset: int, *terms: tuple[int, Value]) -> Value:
         """The byte at `offset` plus the sum of factors times digits."""
@@ -98,6 +112,11 @@ class _Block:
 
     def number(self, value: Value, less: int = 0) -> Value:
         """A whole number of eight bits, less a constant, as f32."""
+        if self.nothing is not None:
+            flip = 128 if dtype_of(value.type) is i8 else 0
+            code = self.b.cast(self.b.bitcast(value, u8), u32)
+            bits = self.b.op("xor", code, self.b.add(self.b.const(MAGIC | flip, u32), self.nothing))
+            return self.b.sub(self.b.bitcast(bits, f32), self.b.const(float(POWER + flip + less), f32))
         if less:
             signed = self.b.bitcast(value, i8)
             value = self.b.sub(signed, _like(self.b, less, signed))

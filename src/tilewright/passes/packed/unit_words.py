@@ -12,10 +12,7 @@ from tilewright.base.dtypes import DType, f16, f32, u16, u32
 from tilewright.base.record import record
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import Tensor
-
-MAGIC, POWER = 0x4B000000, 8388608
-"""2^23 as a f32: its bits, and itself."""
+from tilewright.passes.packed.elements import MAGIC, POWER, hidden_zero
 
 
 @record
@@ -40,11 +37,7 @@ class PackedUnit:
         self, b: Builder, tensor: Value, lead: Sequence[Value], number: Value, other: Callable[[Builder, Value, int], Value], elements: int
     ) -> None:
         self.b, self.tensor, self.lead, self.number, self.other, self.elements = b, tensor, lead, number, other, elements
-        memory = tensor.type
-        assert isinstance(memory, Tensor)
-        # Zero, as far as arrays fit memory, but no compiler knows: one that did would not keep 2^23 in a register, and take two instructions where
-        # one combines three registers.
-        self.nothing = b.cast(b.op("shr", b.index(memory.shape[-2]), b.index(48)), u32)
+        self.nothing = hidden_zero(b, tensor)
 
     def split(self, count: int) -> None:
         """There are so many units in a block: which block, and which of them it is."""

@@ -1,7 +1,8 @@
 """Packed weights of products with many rows are unpacked first, once for all rows. `Program -> Program`.
 
-In: a program and the schedules of its contractions. Where one says `unpack`, the elements of its packed factor are written to scratch, in the dtype of
-the other factor where that is f16 or bf16 and in f32 else. Out: the program with a kernel more, which unpacks; the product's factor is now a plain load,
+In: a program and the schedules of its contractions. Where one says `b_copy=packed`, the product unpacks on its way to shared memory
+(`to_thread/mma/packed_operand.py`), and here its elements are rounded. Where one says `unpack`, the elements of its packed factor are written to scratch: on a GPU in the
+dtype of the other factor where that is f16 or bf16, else in f32. Out: the program with a kernel more, which unpacks; the product's factor is now a plain load,
 brought and multiplied like any other. Scratch is memory of the call: nothing unpacked is kept.
 
     parallel m, n { acc = reduce k { yield x[i, k] * (element of w at j, k) }; … }
@@ -32,10 +33,10 @@ from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.common.simplify import simplify
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.loop.fuse_multiply_add import fuse_multiply_add
-from tilewright.passes.packed.elements import element_at, radices
+from tilewright.passes.packed.elements import element_at, hidden_zero, packed_element, radices
 from tilewright.passes.packed.units import sources
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.schedules.matrix import GpuProduct
+from tilewright.passes.schedules.matrix import CpuProduct, GpuProduct
 from tilewright.passes.schedules.plans import Plan, Plans
 
 THREADS = 256
@@ -70,19 +71,22 @@ def unpack_weights(program: Program, plans: Plans) -> tuple[Program, Plans]:
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, plan in zip(program.calls, plans, strict=True):
-        if isinstance(plan, GpuProduct) and plan.unpack:
-            form = unpacked_form(call.kernel, len(scratch))
+        if isinstance(plan, GpuProduct | CpuProduct) and plan.unpack:
+            on_gpu = isinstance(plan, GpuProduct)
+            form = unpacked_form(call.kernel, len(scratch), rounds=on_gpu)
             assert form is not None
             names = dict(zip(call.kernel.params, call.args, strict=True))
             for factor, memory in form.scratch:
                 assert isinstance(memory.type, Tensor)
                 scratch.append(ProgramArray(memory.name, memory.type, "scratch"))
-                kernel, schedule = _unpacking(call.kernel, factor, memory)
+                kernel, schedule = _unpacking(call.kernel, factor, memory) if on_gpu else (_unpacking_loops(call.kernel, factor, memory), None)
                 named = {p.name: name for p, name in names.items()} | {memory.name: memory.name}
                 calls.append(KernelCall(kernel, tuple(named[p.name] for p in kernel.params), call.loops))
                 schedules.append(schedule)
                 names[memory] = memory.name
             call = replace(call, kernel=form.kernel, args=tuple(names[p] for p in form.kernel.params))
+        elif isinstance(plan, GpuProduct) and plan.b_copy == "packed":
+            call = replace(call, kernel=rounded_kernel(call.kernel))
         calls.append(call)
         schedules.append(plan)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
@@ -96,8 +100,9 @@ class UnpackedForm:
     scratch: tuple[tuple[PackedFactor, Value], ...]
 
 
-def unpacked_form(kernel: Kernel, number: int = 0) -> UnpackedForm | None:
-    """The kernel with its packed factors loaded from scratch; None where it has none, or one that cannot be unpacked by itself."""
+def unpacked_form(kernel: Kernel, number: int = 0, rounds: bool = True) -> UnpackedForm | None:
+    """The kernel with its packed factors loaded from scratch; None where it has none, or one that cannot be unpacked by itself. `rounds`: to the dtype of
+    the other factor."""
     factors = packed_factors(kernel)
     if not factors:
         return None
@@ -105,7 +110,7 @@ def unpacked_form(kernel: Kernel, number: int = 0) -> UnpackedForm | None:
     by_element: dict[Op, Value] = {}
     (parallel,) = (op for op in kernel.body.ops if op.opcode == "parallel")
     for factor in factors:
-        dtype = dtype_of_copy(factor)
+        dtype = dtype_of_copy(factor) if rounds else f32
         key = (factor.tensor, factor.lead, dtype)
         if key not in memories:
             packed = factor.tensor.type
@@ -127,6 +132,20 @@ def unpacked_form(kernel: Kernel, number: int = 0) -> UnpackedForm | None:
     used = {v for op in walk(made.body) for v in op.operands}
     params = (*(p for p in kernel.params if p in used or not isinstance(p.type, Tensor)), *(memory for _, memory in memories.values()))
     return UnpackedForm(replace(made, params=params), tuple(memories.values()))
+
+
+def rounded_kernel(kernel: Kernel) -> Kernel:
+    """The kernel with its packed factors rounded to what they are multiplied in, where they stand."""
+    elements = {factor.element.results[0]: dtype_of_copy(factor) for factor in packed_factors(kernel)}
+
+    def one(b: Builder, op: Op) -> Sequence[Value] | None:
+        dtype = elements.get(op.results[0]) if len(op.results) == 1 else None
+        if dtype is None or dtype is f32:
+            return None
+        b.append(op)
+        return [b.cast(b.cast(op.results[0], dtype), f32)]
+
+    return rewrite(kernel, one)
 
 
 def dtype_of_copy(factor: PackedFactor) -> DType:
@@ -201,6 +220,20 @@ def counts(format_: DType) -> tuple[int, ...]:
     return (*(1,) * (len(digits) - 2), 2, RUN)
 
 
+def fits_step(format_: DType, step: int) -> bool:
+    """Whether steps of so many elements can be unpacked by units."""
+    weights = weights_of(format_)
+    whole = step % format_.block == 0 or (format_.block % step == 0 and step % weights[0] == 0)
+    first = min(radices(format_)[0], max(1, step // weights[0]))
+    return whole and first % counts(format_)[0] == 0
+
+
+def weights_of(format_: DType) -> list[int]:
+    """What each digit of a place counts."""
+    digits = radices(format_)
+    return [prod(digits[number + 1 :]) for number in range(len(digits))]
+
+
 def _unpacking(kernel: Kernel, factor: PackedFactor, memory: Value) -> tuple[Kernel, Schedule]:
     """The kernel that fills the scratch, and how it is cut into blocks."""
     (parallel,) = (op for op in kernel.body.ops if op.opcode == "parallel")
@@ -230,13 +263,14 @@ def _unpacking(kernel: Kernel, factor: PackedFactor, memory: Value) -> tuple[Ker
             size //= count
             first.append(inner.op("floordiv", rest, inner.index(size)) if count > 1 else inner.index(0))
             rest = inner.op("mod", rest, inner.index(size)) if count > 1 else rest
+        nothing = hidden_zero(inner, factor.tensor)
         start = _join(inner, [inner.mul(digit, inner.index(count)) for digit, count in zip(first, own, strict=True)], digits)
         for places in combinations(*map(range, own)):
             at = [
                 inner.add(inner.mul(digit, inner.index(count)), inner.index(place)) if count > 1 else digit
                 for digit, count, place in zip(first, own, places, strict=True)
             ]  # fmt: skip
-            value = element_at(inner, factor.tensor, lead, block, at, format_)
+            value = element_at(inner, factor.tensor, lead, block, at, format_, nothing)
             offset = 0
             for radix, place in zip(digits, places, strict=True):
                 offset = offset * radix + place
@@ -256,6 +290,36 @@ def _unpacking(kernel: Kernel, factor: PackedFactor, memory: Value) -> tuple[Ker
     rank = len(next(op for op in found.body.ops if op.opcode == "parallel").operands)
     tiles = (*(1,) * (rank - 2), THREADS // prod(groups), prod(groups))
     return found, Schedule(tiles, threads=THREADS)
+
+
+def _unpacking_loops(kernel: Kernel, factor: PackedFactor, memory: Value) -> Kernel:
+    """The same for a CPU, in plain loops: `split_blocks` makes loops over blocks and vectors of them."""
+    (parallel,) = (op for op in kernel.body.ops if op.opcode == "parallel")
+    region, whole = parallel.regions[0], memory.type
+    assert isinstance(whole, Tensor)
+    known = [*(op for op in region.ops if not op.regions), *factor.reduction.regions[0].ops]
+    made = {result: op for op in known for result in op.results}
+    needed = {v for index in factor.lead for v in sources(index, made)}
+    b = Builder(kernel.span)
+    mapping: dict[Value, Value] = {}
+    clone_ops(b, [op for op in kernel.body.ops if op.opcode != "parallel"], mapping)
+
+    def body(inner: Builder, *indices: Value) -> list[Value]:
+        *rows, place = indices
+        local = dict(mapping) | {region.args[p]: row for p, row in zip(factor.rows, rows, strict=True)}
+        clone_ops(inner, [op for op in known if any(r in needed for r in op.results)], local)
+        value = packed_element(inner, factor.tensor, [local.get(v, v) for v in factor.lead], place, factor.format)
+        inner.multi("store", memory, *indices, inner.cast(value, whole.dtype))
+        return []
+
+    with b.at(factor.reduction.span):
+        b.parallel([b.index(size) for size in whole.shape], body, [*(region.args[p].name for p in factor.rows), "k"])
+    attrs: dict[str, Attr] = {"unpacks": factor.format.name}
+    found = eliminate_dead(Kernel(f"{kernel.name}.unpack", Stage.LOOP, (), Block((), tuple(b.ops)), attrs=MappingProxyType(attrs), span=kernel.span))
+    used = {v for op in walk(found.body) for v in op.operands}
+    found = replace(found, params=(*(p for p in kernel.params if p in used), memory))
+    facts = {name: divisor for name, divisor in kernel.facts.items() if name in found.size_names}
+    return fuse_multiply_add(simplify(replace(found, facts=MappingProxyType(facts))))
 
 
 def _join(b: Builder, values: Sequence[Value], digits: Sequence[int]) -> Value:

@@ -50,7 +50,7 @@ def widen_operands(program: Program, plans: Plans) -> tuple[Program, Plans]:
 
 
 def operand_dtype(found: Attention) -> DType | None:
-    """The dtype all three operands have, once 8-bit ones are copied; None where they have several."""
+    """The dtype all three operands have, once 8-bit ones are copied and computed ones rounded; None where they have several."""
     wide = {dtype for op in _loads(found) if not _is_byte(dtype := dtype_of(op.result.type))}
     if len(wide) > 1:
         return None
@@ -78,8 +78,9 @@ def can_widen(kernel: Kernel, found: Attention) -> bool:
     return True
 
 
-def _loads(found: Attention) -> tuple[Op, Op, Op]:
-    return found.query, found.key, found.value
+def _loads(found: Attention) -> tuple[Op, ...]:
+    """Operands that are elements of arrays; what is computed is rounded as it is computed."""
+    return tuple(op for op in (found.query, found.key, found.value) if op.opcode == "load")
 
 
 def _is_byte(dtype: DType) -> bool:

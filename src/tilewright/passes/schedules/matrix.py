@@ -110,7 +110,8 @@ class GpuProduct(MatrixSchedule):
     a_copy: str = "tma"
     b_copy: str = "tma"
     """How operands are brought: by the copy engine (`tma`; `im2col`: as the pixels of a convolution), packed first (`pack`), computed in
-    registers from what the copy engine brings (`rs`, the first one), or by threads (`cp_async`, `threads`)."""
+    registers from what the copy engine brings (`rs`, the first one), or by threads (`cp_async`, `threads`; `packed`, the second one: packed weights,
+    unpacked on their way)."""
     horizontal: int = 1
     """Products of the same first factor that one block computes side by side, `n` results of each; `fuse_horizontally` makes them one kernel."""
     unpack: bool = False
@@ -302,6 +303,8 @@ class CpuProduct(MatrixSchedule):
     """SIMD registers along `nr`."""
     keep: str = "b"
     """The factor of which a block holds a copy of all it needs for a stretch of the sum; the other is copied panel by panel."""
+    unpack: bool = False
+    """As on a GPU; elements stay f32."""
 
     def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
         return Blocked((1, self.nr // self.vectors), (1, 1), (1, 1))

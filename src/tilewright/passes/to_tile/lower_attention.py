@@ -198,7 +198,12 @@ class _AttentionLowering(LoopLowering):
         local[walked] = self.index_tile(b, b.index(0), axis, self.matrix.k)
         masks = [*edge, *self._edge(b, local[walked], self.found.depth, self.matrix.k)]
         self._evaluate(b, [load.result], local, masks)
-        return local[load.result]
+        return self._rounded(b, load, local)
+
+    def _rounded(self, b: Builder, operand: Op, env: dict[Value, Value]) -> Value:
+        """An operand as matrix units take it: one that is computed has the type of the queries."""
+        value = env[operand.result]
+        return value if operand.opcode == "load" else b.cast(value, dtype_of(self.found.query.result.type))
 
     def _step(
         self, b: Builder, first: Value, query: Value, state: Sequence[Value], edge: Sequence[Condition], mask: bool,
@@ -226,7 +231,7 @@ class _AttentionLowering(LoopLowering):
         bounds = [*(self._keys_edge(b, down, env) if mask else []), *self._edge(b, column, found.column_extent, s.head_dim_v)]
         own = {**env, found.weighted.regions[0].args[0]: down, found.column: column}
         self._evaluate(b, [found.value.result], own, bounds)
-        value = own[found.value.result]
+        value = self._rounded(b, found.value, own)
         scaled = b.mul(out, self.widen(b, shrink, (s.m, s.head_dim_v)))
         with b.at(found.weighted.span):
             return [new, total, b.op("dot", b.cast(weights, dtype_of(value.type)), value, scaled)]

@@ -20,7 +20,7 @@ serves all sizes; rows of more terms or columns than there is room for are compu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -28,7 +28,7 @@ from tilewright.analysis.attention import Attention, find_attention
 from tilewright.base.dtypes import DType, f32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, floordiv, maximum, minimum
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
@@ -269,15 +269,51 @@ class _CpuAttentionLowering(LoopLowering):
             own = at.add(start, at.op("min", number, at.sub(count, at.index(1))))
             origin = at.mul(number, at.index(width))
 
-            def some(inner: Builder, terms: Value) -> None:
-                local = {**env, indices[0]: own, indices[1]: terms}
+            def some(inner: Builder, terms: Value, known: Mapping[Value, Value] = MappingProxyType({})) -> None:
+                local = {**env, indices[0]: own, indices[1]: terms, **known}
                 self._evaluate(inner, [load.result], local, [])
-                inner.multi("store", to, inner.add(inner.like(origin, terms), terms), inner.cast(local[load.result], f32))
+                inner.multi("store", to, inner.add(inner.like(origin, terms), terms), self.widen(inner, inner.cast(local[load.result], f32), shape_of(terms)))
 
-            self._vectors(at, at.index(width), some)
+            def block(inner: Builder, number: Value) -> list[Value]:
+                """A block of packed numbers: what is the same for all of it is computed once."""
+                first = inner.mul(number, inner.index(length))
+
+                def part(deep: Builder, place: Value) -> None:
+                    known = {op.result: number if op.opcode == "floordiv" else place for op in digits}
+                    some(deep, deep.add(deep.like(first, place), place), known)
+
+                self._vectors(inner, inner.index(length), part)
+                return []
+
+            if digits:
+                at.for_(at.index(0), at.index(floordiv(width, Size.of(length))), at.index(1), [], block, name="block")
+            else:
+                self._vectors(at, at.index(width), some)
             return []
 
+        digits, length = self._digits(load, indices[1], width)
         b.for_(b.index(0), whole, b.index(1), [], row, name="row")
+
+    def _digits(self, element: Op, index: Value, width: Size) -> tuple[list[Op], int]:
+        """The quotients and remainders of an index that a computed element is read by, and the one number they are by: that of elements in a block. None
+        where blocks do not fill rows."""
+        found: list[Op] = []
+        seen: set[Value] = set()
+        waiting = list(element.operands) if element.opcode != "load" else []
+        while waiting:
+            value = waiting.pop()
+            op = self.made.get(value)
+            if op is None or value in seen:
+                continue
+            seen.add(value)
+            if op.opcode in ("floordiv", "mod") and op.operands[0] is index:
+                found.append(op)
+            waiting += op.operands
+        lengths = {self.found.forms[op.operands[1]].constant.constant for op in found}
+        length = lengths.pop() if len(lengths) == 1 else None
+        if length is None or length % self.lanes or not width.divisible_by(length, self.kernel.facts):
+            return [], 1
+        return found, length
 
     def _turn(self, b: Builder, strip: Strip, first: Value, start: Value, count: Value, env: dict[Value, Value]) -> None:
         """What else the scores of a step read, with rows along vectors."""

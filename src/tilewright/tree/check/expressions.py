@@ -52,7 +52,7 @@ from tilewright.tree.unknown_functions import help_for
 _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
     "gelu": (1, 2), "min": (2, 99), "max": (2, 99), "pow": (2, 2), "clamp": (3, 3), "fma": (3, 3), "where": (3, 3),
-    "select": (3, 3), "cast": (2, 2), "maximum": (2, 99), "minimum": (2, 99), "dot": (2, 2), "matmul": (2, 2), "transpose": (1, 1),
+    "select": (3, 3), "cast": (2, 2), "bitcast": (2, 2), "maximum": (2, 99), "minimum": (2, 99), "dot": (2, 2), "matmul": (2, 2), "transpose": (1, 1),
     "row_max": (1, 1), "row_min": (1, 1), "row_sum": (1, 1),
 }  # fmt: skip
 _TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
@@ -355,6 +355,8 @@ class ExpressionChecker:
             return self._length(node)
         if name == "cast":
             return self.typing.cast(self.expr(node.args[0].value), self.dtype_argument(node.args[1].value), span)
+        if name == "bitcast":
+            return self.typing.bitcast(self.expr(node.args[0].value), self.dtype_argument(node.args[1].value), span)
         if name == "gelu" and len(node.args) == 2:
             flag = node.args[1].value
             if not isinstance(flag, syntax.Bool):
@@ -375,7 +377,7 @@ class ExpressionChecker:
         return self.random.draw(name, given, dtype, node.span)
 
     def _keywords(self, name: str, node: syntax.Call) -> None:
-        allowed = {"gelu": ["approximate"], "cast": ["dtype"]}.get(name, [])
+        allowed = {"gelu": ["approximate"], "cast": ["dtype"], "bitcast": ["dtype"]}.get(name, [])
         for argument in node.args:
             if argument.keyword is not None and argument.keyword not in allowed:
                 raise self.context.fail("TW016", f"{name}() has no argument '{argument.keyword}'", argument.span)

@@ -299,6 +299,14 @@ class Typing:
             return Cast(self.convert(a, dtype if dtype.is_float else a.dtype), dtype, rounds=True, span=span)
         return Cast(a, dtype, rounds=True, span=span)
 
+    def bitcast(self, a: Expr, dtype: DType, span: Span) -> Expr:
+        """The same bits as another dtype of the same size."""
+        value = self.settled(a)
+        if value.weak or value.dtype.bits != dtype.bits or value.dtype.is_bool or dtype.is_bool:
+            shown = f"{value.dtype}, of {value.dtype.bits} bits" if not value.weak else "a number without a dtype"
+            raise self.context.fail("TW009", f"bitcast() to {dtype}, of {dtype.bits} bits, was given {shown}", span, "both must have as many bits; cast() converts numbers")
+        return Apply("bitcast", (value,), dtype, "", value.shape, span=span)
+
     def composite(self, name: str, x: Expr, span: Span, tanh_form: bool = True) -> Expr:
         """Functions made of others: relu, silu, gelu, softplus."""
 

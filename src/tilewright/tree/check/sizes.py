@@ -16,7 +16,7 @@ from tilewright.tree.check.infer import size_of
 from tilewright.tree.check.numbers import NumberSizes
 from tilewright.tree.check.state import WalkAgain
 from tilewright.tree.names import is_output
-from tilewright.tree.typed import Apply, ArrayInfo, Expr, IndexRef, LoopVar, Shape, SizeCheck, SizeValue
+from tilewright.tree.typed import Apply, ArrayInfo, Const, Expr, IndexRef, LoopVar, Shape, SizeCheck, SizeValue
 from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import walk_expr
 
@@ -189,7 +189,7 @@ class SizeChecker:
         linear = affine(value)
         if linear is None:
             found = [e for e in walk_expr(value) if isinstance(e, IndexRef)]
-            if len(found) != len({e.var for e in found}) or any(isinstance(e, Apply) and e.op == "mod" for e in walk_expr(value)):
+            if len(found) != len({e.var for e in found}) or any(isinstance(e, Apply) and e.op == "mod" and not _reaches_all(e) for e in walk_expr(value)):
                 return False
         own = set(linear.values) if linear is not None else {e.var for e in found}
         return not any(var not in own and own & bound_by(var) for var in self.context.loops)
@@ -292,6 +292,15 @@ class SizeChecker:
 def _of_call(size: Size) -> bool:
     """Whether numbers of the call decide it: then it need not be the extent of what is read with it."""
     return any(is_number(name) or is_computed(name) for name in size.names)
+
+
+def _reaches_all(remainder: Apply) -> bool:
+    """Whether a remainder takes all its values where it takes any: that of an index over whole turns from 0 on."""
+    index, by = remainder.args
+    if not isinstance(index, IndexRef) or not isinstance(by, Const) or not isinstance(by.value, int) or by.value <= 0:
+        return False
+    var = index.var
+    return var.first == ZERO and var.count is not None and var.step == ONE and var.count.divisible_by(by.value)
 
 
 def _divisors(value: Expr) -> Iterator[Size]:

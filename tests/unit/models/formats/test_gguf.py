@@ -140,6 +140,36 @@ def test_headers_longer_than_what_is_read_at_first(tmp_path: Path, monkeypatch: 
     assert found.metadata["a.strings"] == METADATA["a.strings"] and found.array("w").shape == (3,)
 
 
+def test_models_in_several_files(tmp_path: Path) -> None:
+    def written(number: int, tensors: dict[str, Any], count: int = 3, total: int = 3) -> None:
+        keys = {"split.no": np.uint16(number), "split.count": np.uint16(count), "split.tensors.count": np.int32(total)}
+        write_gguf(tmp_path / f"m-{number + 1:05}-of-00003.gguf", {**keys, "a.part": number}, tensors)
+
+    first = tmp_path / "m-00001-of-00003.gguf"
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for number in range(3):
+        written(number, {f"w{number}": w + number})
+    found = open_gguf(first)
+    assert list(found.tensors) == ["w0", "w1", "w2"] and found.metadata["a.part"] == 0
+    for number in range(3):
+        np.testing.assert_array_equal(found.array(f"w{number}"), w + number)
+        assert found.tensors[f"w{number}"].file.name == f"m-{number + 1:05}-of-00003.gguf"
+    with pytest.raises(tw.UserError, match=r"(?s)one of 3 parts.*give the first"):
+        open_gguf(tmp_path / "m-00002-of-00003.gguf")
+    written(1, {"w0": w})
+    with pytest.raises(tw.UserError, match="has tensor 'w0', and so has"):
+        open_gguf(first)
+    written(1, {"w1": w}, count=4)
+    with pytest.raises(tw.UserError, match="not part 1 of 3"):
+        open_gguf(first)
+    written(1, {"w1": w, "more": w})
+    with pytest.raises(tw.UserError, match=r"split\.tensors\.count is 3, and its 3 parts have 4"):
+        open_gguf(first)
+    (tmp_path / "m-00003-of-00003.gguf").unlink()
+    with pytest.raises(tw.UserError, match=r"00003-of-00003\.gguf' does not exist"):
+        open_gguf(first)
+
+
 def test_every_prefix_is_refused(tmp_path: Path, refused: Callable[..., None]) -> None:
     write_gguf(tmp_path / "m.gguf", {"a": 1, "b": ["x", "yy"], "c": "text"}, {"w": np.ones((2, 40), np.float32), "q": tw.quantize(np.ones((2, 64), np.float32), tw.q8_0)})
     whole = (tmp_path / "m.gguf").read_bytes()
@@ -178,7 +208,7 @@ def test_keys_that_are_wrong(refused: Callable[..., None]) -> None:
     for alignment in (0, 3, 48, 1 << 31):
         refused(file([key("general.alignment", 4, struct.pack("<I", alignment))]), "power of two")
     refused(file([key("general.alignment", 8, text("32"))]), "power of two")
-    refused(file([key("split.count", 2, struct.pack("<H", 3))]), "one of 3 parts", code="TW005")
+    refused(file([key("split.count", 2, struct.pack("<H", 3))]), "one of 3 parts", "00001-of-00003")
 
 
 def test_tensors_that_are_wrong(refused: Callable[..., None]) -> None:
@@ -265,3 +295,38 @@ def test_strings_are_found_as_a_plain_loop_finds_them() -> None:
             some, stop = follow(data[:cut], 3, len(strings))
             complete = [w for w, s in zip(wanted, strings) if w + 8 + len(s.encode()) <= cut]
             assert some.tolist() == complete and stop <= max(cut, 3)
+
+
+# -- the package gguf -------------------------------------------------------------------------------------------------
+
+
+def test_the_package_gguf_reads_what_is_written_and_writes_what_is_read(tmp_path: Path) -> None:
+    package: Any = pytest.importorskip("gguf", reason="the package gguf is not installed")
+    values = RNG.standard_normal((4, 512)).astype(np.float32)
+    plain = {name: value for name, value in METADATA.items() if name != "a.none"}
+    ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    write_gguf(ours, plain, {"f": values, "h": values.astype(np.float16), **{str(d): tw.quantize(values, d) for d in PACKED}})
+    read = package.GGUFReader(ours)
+    for name, value in plain.items():
+        assert read.fields[name].contents() == (value.tolist() if isinstance(value, np.ndarray | np.generic) else value), name
+    for tensor_read in read.tensors:
+        got = open_gguf(ours).array(tensor_read.name)
+        assert tuple(reversed(tensor_read.shape.tolist())) == got.shape
+        wanted = tw.dequantize(got) if isinstance(got, tw.PackedArray) else got
+        np.testing.assert_array_equal(package.dequantize(tensor_read.data, tensor_read.tensor_type), wanted)
+    writer = package.GGUFWriter(theirs, "llama")
+    writer.add_uint32("a.number", 7)
+    writer.add_array("a.words", ["x", "", "日本"])
+    writer.add_custom_alignment(64)
+    writer.add_tensor("f", values)
+    packed = package.quantize(values, package.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("q", packed, raw_dtype=package.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = open_gguf(theirs)
+    assert found.metadata["general.architecture"] == "llama" and found.metadata["a.number"] == 7 and found.metadata["a.words"] == ["x", "", "日本"]
+    np.testing.assert_array_equal(found.array("f"), values)
+    got = found.array("q")
+    assert isinstance(got, tw.PackedArray) and got.shape == (4, 512) and got.blocks.tobytes() == packed.tobytes()

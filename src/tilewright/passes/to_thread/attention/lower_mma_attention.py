@@ -11,7 +11,8 @@ rounded weights being the first operand of the second product as they lie.
     for steps t { wait for step t; barrier; bring step t + S-1; scores; maximum, weights; scale out; out += weights values }
     the epilogue; store
 
-Queries stay in registers (`a_copy=registers`), or, where rows are too long for that, in shared memory of their own.
+Queries stay in registers (`a_copy=registers`), or, where rows are too long for that, in shared memory of their own. Keys and values that are elements of
+packed blocks are read as bytes and computed as they are brought: threads leave them where copies would.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 
+from tilewright.analysis.attention import loads_of
 from tilewright.base.dtypes import f32, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
+from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
@@ -69,6 +72,97 @@ class _MmaState:
         return [*self.out, *self.most, *self.total]
 
 
+class _ChunkElements:
+    """The elements of a chunk of an operand that is computed: of one row, `CHUNK` columns from `column` on, which is a multiple of that."""
+
+    def __init__(self, lowering: _MmaAttentionLowering, part: _MmaPart, row: Value, column: Value) -> None:
+        self.lowering, self.part, self.row, self.column = lowering, part, row, column
+        self.known: dict[tuple[Value, int], Value] = {}
+
+    def at(self, b: Builder, value: Value, place: int) -> Value:
+        """What a tile's value is at a place of the chunk. What is the same at all of them is computed once."""
+        held = self.lowering.env.get(value)
+        if isinstance(held, Value):
+            return held
+        key = value, 0 if self._steady(value) else place
+        if key not in self.known:
+            self.known[key] = self._new(b, value, key[1])
+        return self.known[key]
+
+    def _new(self, b: Builder, value: Value, place: int) -> Value:
+        held = self.lowering.env.get(value)
+        if isinstance(held, RegisterIndex):
+            total = held.base
+            for axis, factor in held.factors.items():
+                own = self.row if axis == self.part.row_axis else b.add(self.column, b.index(place)) if place else self.column
+                total = b.add(total, own if factor == 1 else b.mul(own, b.index(factor)))
+            return total
+        op = self.lowering.scores.made[value]
+        if op.opcode == "broadcast":
+            return self.at(b, op.operands[0], place)
+        if op.opcode == "load":
+            memory = op.operands[0].type
+            assert isinstance(memory, Tensor)
+            *front, last = op.operands[1 : 1 + memory.rank]
+            indices = [self.at(b, v, place) for v in front]
+            # Neighbours lie beside each other: places that are a sum with a constant become one load later.
+            own = b.add(self.at(b, last, 0), b.index(place)) if place and self._slides(last) else self.at(b, last, place)
+            return b.op("load", op.operands[0], *indices, own)
+        if op.regions or OPS[op.opcode].effect != "pure":
+            raise CompilerBug.at("TW040", f"lower_mma_attention: an operand is computed by {op.opcode}", op.span)
+        return b.emit(op.opcode, [self.at(b, v, place) for v in op.operands], op.attrs)[0]
+
+    def _number(self, value: Value) -> int | None:
+        """The constant that a tile repeats."""
+        op = self.lowering.scores.made.get(value)
+        while op is not None and op.opcode == "broadcast":
+            op = self.lowering.scores.made.get(op.operands[0])
+        number = op.attrs["value"] if op is not None and op.opcode == "const" else None
+        return number if isinstance(number, int) else None
+
+    def _in_blocks(self, op: Op) -> bool:
+        """Whether a quotient or remainder is that of the columns by blocks of whole chunks."""
+        by = self._number(op.operands[1])
+        return self._is_column(op.operands[0]) and by is not None and by > 0 and by % CHUNK == 0
+
+    def _is_column(self, value: Value) -> bool:
+        """Whether it is the index of the columns itself."""
+        op = self.lowering.scores.made.get(value)
+        if op is not None and op.opcode == "add":
+            first, second = op.operands
+            return (self._number(first) == 0 and self._is_column(second)) or (self._is_column(first) and self._number(second) == 0)
+        return op is not None and op.opcode == "iota" and op.attrs["axis"] == 1 - self.part.row_axis
+
+    def _steady(self, value: Value) -> bool:
+        """Whether a value is the same in the whole chunk."""
+        held = self.lowering.env.get(value)
+        if isinstance(held, Value):
+            return True
+        if isinstance(held, RegisterIndex):
+            return 1 - self.part.row_axis not in held.factors
+        op = self.lowering.scores.made.get(value)
+        if op is None:
+            return True
+        if op.opcode == "floordiv" and self._in_blocks(op):
+            return True
+        operands = op.operands[1 : 1 + op.operands[0].type.rank] if op.opcode == "load" and isinstance(op.operands[0].type, Tensor) else op.operands
+        return all(self._steady(v) for v in operands)
+
+    def _slides(self, value: Value) -> bool:
+        """Whether an index grows by one from place to place."""
+        if self._is_column(value):
+            return True
+        op = self.lowering.scores.made.get(value)
+        if op is None:
+            return False
+        if op.opcode == "mod":
+            return self._in_blocks(op)
+        if op.opcode == "add":
+            first, second = op.operands
+            return (self._slides(first) and self._steady(second)) or (self._steady(first) and self._slides(second))
+        return False
+
+
 class _MmaAttentionLowering:
     """`epilogue` lowers what is around the steps; `scores` is what happens between the two products."""
 
@@ -95,6 +189,8 @@ class _MmaAttentionLowering:
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
         attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": self.schedule.blocks_at_once(self.target)}
+        if any(part.load.opcode != "load" for part in (self.key, self.value)):
+            attrs["computed"] = True
         if (attrs.get("early") or attrs.get("release")) and "early" in self.target.features:
             b.multi("release_next")  # what adds up parts of keys is there when the last of them ends
         if attrs.get("early") and "early" in self.target.features:
@@ -179,6 +275,7 @@ class _MmaAttentionLowering:
             coordinates.append(origin)
         rooms, always = self._rooms(b, part, row, column)
         place = b.add(b.add(offset, b.index(part.start)), b.add(b.mul(row, b.index(pitch(part.columns))), column))
+        prefetch: dict[str, Attr] = {"prefetch": self.schedule.prefetch} if self.schedule.prefetch and part is not self.query else {}
 
         def pass_(inner: Builder, number: int) -> list[Value]:
             here = [inner.add(x, inner.index(number * down)) if a == walked else x for a, x in enumerate(coordinates)]
@@ -191,10 +288,9 @@ class _MmaAttentionLowering:
             wanted = [inner.op("lt", inner.index(number * down), room) for room in rooms]
             wanted += always
             condition = [self._all_of(inner, wanted)] if wanted else []
-            inner.multi(
-                "copy_async", self.ring, inner.add(place, inner.index(number * down * pitch(part.columns))), load.operands[0],
-                *here, *condition, bytes=2 * CHUNK, masked=bool(condition),
-            )  # fmt: skip
+            to = inner.add(place, inner.index(number * down * pitch(part.columns)))
+            attrs: dict[str, Attr] = {"bytes": 2 * CHUNK, "masked": bool(condition), **prefetch}
+            inner.emit("copy_async", [self.ring, to, load.operands[0], *here, *condition], attrs)
             return []
 
         for number in range(-(-part.rows // down)):
@@ -207,6 +303,42 @@ class _MmaAttentionLowering:
                 b.if_(self._all_of(b, fits), lambda inner, n=number: pass_(inner, n), lambda inner: [])
             else:
                 pass_(b, number)
+
+    def _compute(self, b: Builder, part: _MmaPart, offset: Value) -> None:
+        """Compute this thread's chunks of an operand from what is read, and leave them where copies would. Rows beyond the last are that one."""
+        threads, chunks = self.schedule.threads, part.columns // CHUNK
+        beside = 1 << (chunks - 1).bit_length()
+        down = threads // beside
+        row = b.op("shr", self.epilogue.thread, b.index(beside.bit_length() - 1))
+        chunk = b.op("and", self.epilogue.thread, b.index(beside - 1))
+        column = b.mul(chunk, b.index(CHUNK))
+        rooms, always = self._rooms(b, replace(part, load=self._loads(part)[0]), row, column)
+        if always:
+            raise CompilerBug.at("TW040", "lower_mma_attention: a computed operand has columns that are not there", part.load.span)
+        place = b.add(b.add(offset, b.index(part.start)), b.add(b.mul(row, b.index(pitch(part.columns))), column))
+
+        def pass_(inner: Builder, number: int) -> list[Value]:
+            own = inner.add(row, inner.index(number * down))
+            for room in rooms:
+                own = inner.op("min", own, inner.sub(inner.add(row, room), inner.index(1)))
+            element = _ChunkElements(self, part, inner.op("max", own, inner.index(0)), column)
+            values = [element.at(inner, part.load.result, c) for c in range(CHUNK)]
+            inner.multi("store", self.ring, inner.add(place, inner.index(number * down * pitch(part.columns))), inner.op("pack", *values))
+            return []
+
+        for number in range(-(-part.rows // down)):
+            fits: list[Value] = []
+            if beside > chunks:
+                fits.append(b.op("lt", chunk, b.index(chunks)))
+            if (number + 1) * down > part.rows:
+                fits.append(b.op("lt", row, b.index(part.rows - number * down)))
+            if fits:
+                b.if_(self._all_of(b, fits), lambda inner, n=number: pass_(inner, n), lambda inner: [])
+            else:
+                pass_(b, number)
+
+    def _loads(self, part: _MmaPart) -> list[Op]:
+        return loads_of(part.load, self.scores.made)
 
     def _gathered(self, b: Builder, value: Value, part: _MmaPart, row: Value, column: Value) -> Value:
         """An index of one row, computed for that row alone: where rows are not those of an axis."""
@@ -259,12 +391,53 @@ class _MmaAttentionLowering:
             step = self.source
             self.env[step.index] = inner.cast(t, dtype_of(step.index.type))
             for part in (self.key, self.value):
-                self.epilogue.ops(inner, self._straight(needed_ops(step.ops, part.load.operands[1:])))
-                self._bring(inner, part, self._slot(inner, t))
+                indices = [v for load in self._loads(part) for v in load.operands[1:]]
+                self.epilogue.ops(inner, self._straight(needed_ops(step.ops, indices)))
+                (self._bring if part.load.opcode == "load" else self._compute)(inner, part, self._slot(inner, t))
             return []
 
         b.if_(b.op("lt", t, steps), bring, lambda inner: [])
         b.multi("copy_commit")
+
+    def _fetch_step(self, b: Builder, t: Value, steps: Value) -> None:
+        """Have this block's share of the rows of step t come to the second-level cache, if there is such a step: rows of neighbouring heads, which their blocks
+        copy at about the same time, lie side by side, and memory gives whole rows faster."""
+
+        def fetch(inner: Builder) -> list[Value]:
+            step = self.source
+            self.env[step.index] = inner.cast(t, dtype_of(step.index.type))
+            for part in (self.key, self.value):
+                found = self._heads(part)
+                if found is None:
+                    continue
+                tensor, head = found
+                self.epilogue.ops(inner, self._straight(needed_ops(step.ops, part.load.operands[1:])))
+                indices = [self.epilogue.origin(self.env[v]) for v in part.load.operands[1 : 1 + tensor.rank]]
+                share = part.rows * part.columns
+                line = 128 // tensor.dtype.itemsize
+                first = inner.add(inner.mul(indices[head], inner.index(share)), inner.mul(self.epilogue.thread, inner.index(line)))
+                indices[head] = inner.index(0)
+                for start in range(0, share, line * self.schedule.threads):
+                    inner.multi("prefetch", part.load.operands[0], *indices[:-1], inner.add(first, inner.index(start)))
+            return []
+
+        b.if_(b.op("lt", t, steps), fetch, lambda inner: [])
+
+    def _heads(self, part: _MmaPart) -> tuple[Tensor, int] | None:
+        """The array of an operand and the axis of its heads, where the rows of all heads of a key lie side by side, and those of the next key after them."""
+        if part.load.opcode != "load":
+            return None
+        tensor = part.load.operands[0].type
+        assert isinstance(tensor, Tensor)
+        indices = part.load.operands[1 : 1 + tensor.rank]
+        held = [self.env.get(v) for v in indices]
+        if tensor.rank < 3 or not all(isinstance(h, Value | RegisterIndex) for h in held) or not isinstance(held[-2], Value):
+            return None
+        walks = held[-3]
+        beside = tensor.shape[-1].constant == part.columns and tensor.strides[-3:] == (tensor.shape[-2] * part.columns, Size.of(part.columns), Size.of(1))
+        if not beside or not isinstance(walks, RegisterIndex) or walks.factors != {part.row_axis: 1}:
+            return None
+        return tensor, tensor.rank - 2
 
     def _straight(self, ops: Sequence[Op]) -> list[Op]:
         """Without ops that make indices of single rows (`_gathered`): tiles of quotients and of what is loaded by them."""
@@ -293,6 +466,8 @@ class _MmaAttentionLowering:
         self._bring(b, self.query, b.index(0))
         for number in range(s.stages - 1):
             self._bring_step(b, b.const(number, u32), steps)
+        for number in range(s.stages - 1, s.stages - 1 + s.ahead):
+            self._fetch_step(b, b.const(number, u32), steps)
         if self.in_registers:
             self._arrived(b)
             self.words = [word for number in range(s.k // TERMS) for word in self._query_words(b, number)]
@@ -305,6 +480,8 @@ class _MmaAttentionLowering:
             def body(inner: Builder, t: Value, *carried: Value, own: ScoreStep = step) -> list[Value]:
                 self._arrived(inner)
                 self._bring_step(inner, inner.add(t, inner.const(s.stages - 1, u32)), steps)
+                if s.ahead:
+                    self._fetch_step(inner, inner.add(t, inner.const(s.stages - 1 + s.ahead, u32)), steps)
                 return self._next(inner, own, t, self._state(carried)).flat()
 
             high = self.scores.count(b, self.scores.walks[which])

@@ -32,6 +32,7 @@ from tilewright.passes.common.unsigned import unsigned_divisions
 from tilewright.passes.schedules.matrix import Mma, WarpProduct
 from tilewright.passes.schedules.sum_levels import PartialSums, in_registers, stretches
 from tilewright.passes.to_thread.lower_tiles import TileLowering
+from tilewright.passes.to_thread.mma.packed_operand import PackedOperand
 from tilewright.passes.to_thread.mma.units import FmaUnit, HorizontalUnit, MmaUnit, MultiplyUnit
 from tilewright.passes.to_thread.stage_operand import (
     OperandSource,
@@ -41,6 +42,9 @@ from tilewright.passes.to_thread.stage_operand import (
     contiguous_axis,
     make_view,
 )
+
+PACKED_REGISTERS = 80
+"""Of a thread that unpacks weights, beside its sums: that takes more instructions than all else, so more threads are worth more than registers."""
 
 
 def lower_mma(kernel: Kernel, schedule: WarpProduct, target: Target) -> Kernel:
@@ -90,6 +94,8 @@ class _MmaLowering(TileLowering):
         """Blocks of one multiprocessor its registers are shared between."""
         if self.schedule.persistent:
             return 1
+        if self.schedule.b_copy == "packed":
+            return max(1, min(4, 65536 // (self.schedule.threads * (PACKED_REGISTERS + self.unit.words))))
         registers = self._others() + self.unit.words * (1 + self._inner_levels())
         return max(1, min(4, 65536 // (self.schedule.threads * registers)))
 
@@ -132,7 +138,8 @@ class _MmaLowering(TileLowering):
         self._before(Builder(), self.kernel.body.ops)
         operands = [product.operands[0], *(p.operands[1] for p in self.products)]
         sources = [OperandSource(self.kernel, self.sum, v) for v in operands]
-        axes = [contiguous_axis(self, source, s.threads) for source in sources]
+        packed = s.b_copy == "packed"
+        axes = [None if packed and number else contiguous_axis(self, source, s.threads) for number, source in enumerate(sources)]
         operand, total = dtype_of(product.operands[0].type), dtype_of(product.result.type)
         precision = str(self.kernel.attrs.get("precision", "ieee"))
         units = [self._unit(operand, total, precision) for _ in self.products]
@@ -154,7 +161,7 @@ class _MmaLowering(TileLowering):
                 name=f"{'ab'[side]}.ring",
             )
             ring = Ring(memory, self.unit.stored, shape, along, major, pitch)
-            view = make_view(self, source, ring, s.threads, copy, axis)
+            view = PackedOperand(self, source, ring, s.threads) if packed and number else make_view(self, source, ring, s.threads, copy, axis)
             view.coordinates(b)
             self.views.append(view)
         self.env = known

@@ -587,3 +587,30 @@ def test_elements_that_no_point_reaches_keep_the_sign_of_zero(dtype: str, device
         y, w = -np.zeros(20, numpy), np.full(33, -0.0, numpy)
         kernel(y, (np.arange(33) % 10).astype(np.int32), w, device=device)
         assert np.signbit(y.astype(np.float64)).all()
+
+
+@tw.kernel
+def beside_ragged_sums(x: tw.Array, places: tw.Array):
+    n = x.shape[0]
+    least = tw.zeros((9,), tw.f32)
+    sums = tw.full((9,), 1, tw.f32)
+    for i in tw.grid(n):
+        total = 0.0
+        for _ in range(i + 1):
+            for b in range(n):
+                total += x[b]
+        least[places[i]] = tw.min(least[places[i]], x[i])
+        sums[places[i]] += abs(total)
+    return least, sums
+
+
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
+def test_blocks_of_less_than_a_warp(device: str) -> None:
+    """Lanes that a block lacks hand nothing on."""
+    x, places = np.arange(-20, 20, dtype=np.float32), (np.arange(40) % 9).astype(np.int8)
+    least, sums = beside_ragged_sums(x, places, device=device)
+    expected, total = np.zeros(9, np.float32), np.ones(9)
+    np.minimum.at(expected, places, x)
+    np.add.at(total, places, np.abs(np.arange(1, 41) * float(x.sum())))
+    np.testing.assert_array_equal(least, expected)
+    np.testing.assert_allclose(sums, total, rtol=1e-6)

@@ -52,6 +52,9 @@ def combine(kind: str, arrays: Sequence[Array], dtypes: Sequence[DType], axis: i
             best = np.moveaxis(np.add.reduce(moved, axis=-1, keepdims=True), -1, axis)
         else:
             best = _UFUNCS[kind].reduce(values, axis=axis, keepdims=True, dtype=values.dtype)
+            if dtype.is_float and kind in ("min", "max"):
+                found = np.logical_or.reduce(_zeros(kind, values), axis=axis, keepdims=True)
+                best = _signed(kind, best, found)
     result = convert(best, f32, dtype) if dtype.is_small_float else best
     if len(arrays) == 1:
         return (result,)
@@ -62,9 +65,22 @@ def combine(kind: str, arrays: Sequence[Array], dtypes: Sequence[DType], axis: i
     return result, np.minimum.reduce(index, axis=axis, keepdims=True)
 
 
+def _zeros(kind: str, values: Array) -> Array:
+    """Which elements are the zero that wins: -0 is below +0. What NumPy takes of the two depends on the processor."""
+    return np.asarray((values == 0) & (np.signbit(values) == (kind == "min")))
+
+
+def _signed(kind: str, best: Array, found: Array) -> Array:
+    """The results, with the sign of zeros that such a zero among the elements decides."""
+    zero = np.where(found == (kind == "min"), best.dtype.type(-0.0), best.dtype.type(0.0))
+    return np.where(best == 0, zero, best).astype(best.dtype)
+
+
 def scan(kind: str, values: Array, dtype: DType, axis: int) -> Array:
     """Inclusive prefix combination along an axis."""
     wide = values.astype(np.float32) if dtype.is_small_float else values
     with np.errstate(all="ignore"):
         result = _UFUNCS[kind].accumulate(wide, axis=axis, dtype=wide.dtype)
+        if dtype.is_float and kind in ("min", "max"):
+            result = _signed(kind, result, np.logical_or.accumulate(_zeros(kind, wide), axis=axis))
     return convert(result, f32, dtype) if dtype.is_small_float else result

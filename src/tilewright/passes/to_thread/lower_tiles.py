@@ -739,7 +739,8 @@ class TileLowering(ThreadView):
                 if len(pieces) < self.vector and self.is_wide(shape) and (mask is not None or not alone):
                     pieces = self.singles(inner, tensor, held, pieces)
                 cells.append(self._pieces(inner, pieces, registers.cells[cell], self.condition(inner, mask, shape, cell, len(pieces))))
-            if owner is None and not alone and kind in KINDS and self.kernel.threads > 1 and self._may_meet(held, shape):
+            whole = self.kernel.threads % self.target.warp_size == 0  # lanes that a small block lacks have nothing to hand on
+            if owner is None and not alone and kind in KINDS and whole and self._may_meet(held, shape):
                 WarpScatter(cells, kind, self.lane, self.target.warp_size, one).run(inner)
                 return []
             return scatter_each(inner, [element for cell in cells for element in cell], one)

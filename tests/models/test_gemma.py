@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.reference import Shape, decoder, softmax
 
 import tilewright as tw
+from models.reference import Shape, decoder, softmax
 from tilewright.models.formats.gguf import open_gguf
 
 BOUND = 1e-2

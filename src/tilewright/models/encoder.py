@@ -76,7 +76,7 @@ class SentenceEncoder:
         self.file, self.fields, self.weights, self.place = file, fields, weights, place
         self.architecture, self.device = fields.name, place.id
         self.shape = read_shape(fields)
-        self.cache_dtype = checked_cache(cache, place)
+        self.cache_dtype = checked_cache(f32 if cache is None else cache, place)
         """What queries, keys and values are rounded to."""
         self.pooling = self._pooling()
         net = self._network()

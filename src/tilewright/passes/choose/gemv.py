@@ -98,7 +98,51 @@ def _matrix_schedules(found: RowDots, work: GemvWork, target: Target) -> tuple[G
     ]  # fmt: skip
     fitting = [s for s in listed if s.has_room(target) and (s.k < 2 * work.length or s.vectors == s.warps_k == 1)]
     fitting = [replace(s, resident=_matrix_resident(s, target)) for s in fitting]
-    return tuple(sorted(fitting, key=lambda s: matrix_cost(s, work, target)))
+    ranked = sorted(fitting, key=lambda s: matrix_cost(s, work, target))
+    measured = _measured(replace(ranked[0], fetch=0), work, target) if ranked else None
+    return (*((measured,) if measured is not None else ()), *(s for s in ranked if s != measured))
+
+
+def _measured(like: Gemv, work: GemvWork, target: Target) -> Gemv | None:
+    """What measured best on an H200 for rows of this kind and number; None where that does not fit."""
+    way = _apart(work, target) if like.lanes_n == 8 else _together(like.unit, work, target)
+    lanes_n, rows, warps_n, warps_k, vectors, stages, resident = way
+    step = 32 // lanes_n * warps_k * vectors * like.unit
+    found = replace(like, n=rows * warps_n * lanes_n, k=step, warps_n=warps_n, warps_k=warps_k, lanes_n=lanes_n, stages=stages)
+    fits = found.has_room(target) and step < 2 * work.length and (stages == 1 or target.has("cp.async"))
+    return replace(found, resident=resident) if fits else None
+
+
+def _apart(work: GemvWork, target: Target) -> tuple[int, ...]:
+    """Lanes with scales of their own: a warp has 32 rows where that leaves enough blocks, and 8 warps share rows that are long enough."""
+    blocks = work.length // 256
+    warps_k = 8 if blocks >= 8 else 4 if blocks >= 4 else 2 if blocks >= 2 else 1
+    if work.weight_bytes > 0.6 and work.m == 1 and blocks >= 16:
+        return 8, 2, 1, 4, 1, 4, 4  # q5_k: the fifth bits take registers; rows come through shared memory
+    many = work.others * work.n // 32 * warps_k >= 15 * target.multiprocessors
+    if work.m > 1:
+        warps_k = min(warps_k, 4)
+        return 8, 4 if many and work.m <= 4 else 2, 1, warps_k, 1, 1, (3 if work.m == 2 else 2) * 4 // warps_k
+    return 8, 4 if many else 2, 1, warps_k, 1, 1, 16 // warps_k
+
+
+def _together(unit: int, work: GemvWork, target: Target) -> tuple[int, ...]:
+    """Lanes that share scales by fours."""
+    rows = work.others * work.n
+    if work.length < 1024 and work.length % 128 == 0 and unit == 8 and rows >= 128 * target.multiprocessors:
+        return 2, 4, 4, 1, 1, 3, 6
+    large = rows >= 48 * target.multiprocessors and work.length >= 4096
+    if large and work.m > 1:
+        return 1, 2, 4, 1, 2 if work.m <= 4 else 1, 3, 4 if unit == 8 else 3
+    if large:
+        if unit == 16:
+            return 1, 2, 4, 1, 4, 2, 4
+        if work.weight_bytes > 1:
+            return 1, 4, 4, 1, 4, 3, 4
+        return (1, 4, 4, 1, 2, 4, 4) if work.weight_bytes > 0.6 else (1, 2, 1, 4, 4, 1, 4)
+    share = 32 * unit if unit == 16 else 64 * unit
+    vectors = max((v for v in ((4, 3, 2, 1) if work.m == 1 else (2, 1) if work.m <= 4 else (1,)) if share * v <= work.length), key=lambda v: (work.length % (share * v) == 0, v), default=1)
+    return (1, 2, 4, 1, vectors, 1, 4) if unit == 16 else (1, 2, 2, 2, vectors, 1, 5)
 
 
 def _matrix_resident(schedule: Gemv, target: Target) -> int:

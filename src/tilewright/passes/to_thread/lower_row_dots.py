@@ -17,6 +17,8 @@ diagonal; all else counts for nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.base.dtypes import f32, i32, u32
 from tilewright.base.target import Target
@@ -40,6 +42,8 @@ class RowDotLowering(TileLowering):
         super().__init__(kernel, target)
         self.sums = thread_sums(kernel)
         """Tiles of which a thread holds what its elements come to."""
+        self.own: set[int] = set()
+        """Loads that only lanes make whose columns they are for."""
         self.staged: StagedRows | None = None
         """Where the loop at hand has copied its rows to."""
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
@@ -120,6 +124,7 @@ class RowDotLowering(TileLowering):
     def _dots(self, b: Builder, op: Op, operands: Sequence[Registers]) -> dict[Cell, Value]:
         half = len(operands) // 2
         apart = op.attrs.get("spread", 1) == 1
+        self.ready = apart and all(map(self._is_own, op.operands[half:]))
         dots: dict[int, dict[tuple[tuple[Value, ...], tuple[Value, ...]], list[Cell]]] = {}
         for cell in self.cells(shape_of(op.result)):
             words = tuple(o.cells[cell] for o in operands)
@@ -156,7 +161,9 @@ class RowDotLowering(TileLowering):
         for k in range(0, len(rows[0]), 2):
             a = [rows[r % len(rows)][k + at] for at in (0, 1) for r in (0, 1)]
             factors = [columns[0][k], columns[0][k + 1]]
-            if apart:
+            if apart and self.ready:
+                pass
+            elif apart:
                 others = [columns[1][k], columns[1][k + 1]] if len(columns) > 1 else [none, none]
                 if others == factors:
                     factors = [b.select(self.either, word, none) for word in factors]
@@ -274,17 +281,43 @@ class RowDotLowering(TileLowering):
         assert isinstance(held, RegisterIndex)
         one = b.select(self.odd, b.index(held.factors[axis]), b.index(0))
         self.env[place] = RegisterIndex(held.shape, b.add(held.base, one), held.factors)
-        super().load(b, op)
+        self._own_load(b, op, self.either)
         self.env[place] = held
         loaded = self.env[op.result]
         assert isinstance(loaded, Registers)
         cells = {cell: loaded.cells[tuple(c - c % 2 if a == axis else c for a, c in enumerate(cell))] for cell in loaded.cells}
         self.env[op.result] = Registers(loaded.shape, cells)
 
+    def _own_load(self, b: Builder, op: Op, wanted: Value) -> None:
+        """A load of x by those lanes alone whose columns it is for; others have zeros."""
+        self.env[wanted] = wanted
+        super().load(b, replace(op, operands=(*op.operands, wanted), attrs=MappingProxyType({**op.attrs, "masked": True})))
+        self.own.add(id(op))
+
+    def _is_factor(self, op: Op) -> bool:
+        """Whether an op loads some of x, unmasked."""
+        shape = shape_of(op.result)
+        rows = [a for a in range(len(shape) - 1) if self.layout.lanes[a] > 1]
+        return self.apart and not op.attrs.get("masked") and bool(rows) and shape[-1] > 1 and all(shape[a] == 1 for a in rows)
+
+    def _is_own(self, value: Value) -> bool:
+        """Whether a word is zero in all lanes but those whose columns it is for."""
+        op = self.made.get(value)
+        if op is None or op.opcode == "load":
+            return op is not None and id(op) in self.own
+        parts = [v for v in op.operands if self._word(v) is None]
+        return op.opcode in ("bitcast", "cast", "shl", "or", "broadcast") and bool(parts) and all(map(self._is_own, parts))
+
     def load(self, b: Builder, op: Op) -> None:
         axis = self._shared_axis(op)
         if axis is not None:
             self._shared_load(b, op, axis)
+            return
+        if self._is_factor(op) and not self._is_staged(op):
+            single = all(e == 1 for e in shape_of(op.result)[:-1])
+            self._own_load(b, op, self.even if single else self.either)
+            if not single:
+                self.own.discard(id(op))
             return
         if self.staged is None or not self._is_staged(op):
             super().load(b, op)

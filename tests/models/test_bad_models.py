@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from models.random_models import RandomModel
 
 import tilewright as tw
+from models.random_models import RandomModel
 from tilewright.cli.main import cli
 from tilewright.models.formats.gguf import write_gguf
 

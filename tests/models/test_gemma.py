@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.reference import Shape, decoder, softmax
 
 import tilewright as tw
+from models.reference import Shape, decoder, softmax
 from tilewright.models.formats.gguf import open_gguf
 
 BOUND = 1e-2
@@ -95,9 +95,11 @@ def test_logits_are_those_of_llama_cpp() -> None:
     theirs.eval(tokens())
     wanted = np.array(theirs.scores[:POSITIONS], np.float32)
     found = {kind: divergence(wanted, logits(kind)) for kind in ("exact", "q8")}
-    print(f"B: mean KL over {POSITIONS} positions: {found}")
-    assert found["exact"] <= 1e-3
-    assert found["q8"] <= 1e-3
+    own = divergence(wanted, reference_a(tokens()))
+    print(f"B: mean KL over {POSITIONS} positions: {found}; of A: {own:.1e}")
+    # llama.cpp rounds activations to eight bits itself: what it differs from A by is its own error, and ours must add little.
+    assert found["exact"] <= own + 1e-3
+    assert found["q8"] <= own + 2e-3
 
 
 def test_greedy_tokens_are_those_of_the_reference() -> None:

@@ -343,7 +343,7 @@ def devices(limits: bool) -> None:
 
 _MODEL_OPTIONS = (
     click.option("--tokens", type=click.IntRange(0), default=200, show_default=True, help="Tokens to make, at most."),
-    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, emulator."),
+    click.option("--device", default="auto", show_default=True, help="auto, or one that tilewright devices lists."),
     click.option("--temperature", type=float, default=0.0, help="Tokens are drawn; without it the best one is chosen each time."),
     click.option("--top-k", type=int, default=0, metavar="K", help="Draw from the K best tokens."),
     click.option("--top-p", type=float, default=1.0, metavar="P", help="Draw from the likeliest tokens that have the probability P together."),
@@ -401,7 +401,7 @@ def chat(model: str, tokens: int, stats: bool, **given: Any) -> None:
 @cli.command()
 @click.argument("model", metavar="MODEL")
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, emulator.")
+@click.option("--device", default="auto", show_default=True, help="auto, or one that tilewright devices lists.")
 @click.option("--out", metavar="FILE", help="Keep the vectors as .npy.")
 @click.option("--stats", is_flag=True, help="Also say what was loaded, and how long it took.")
 def embed(model: str, texts: tuple[str, ...], device: str, out: str | None, stats: bool) -> None:

@@ -27,7 +27,7 @@ from tilewright.models.config import read_shape
 from tilewright.models.fields import ModelFields
 from tilewright.models.formats.model_file import ModelFile
 from tilewright.models.network import Network
-from tilewright.models.weights import ModelWeights
+from tilewright.models.weights import ModelWeights, checked_cache
 
 BATCH = 32
 """Texts that are computed at once."""
@@ -71,11 +71,13 @@ add_op(OpRecord("UnitRows", ("x",), lambda call: TensorType(call["x"].sizes, cal
 class SentenceEncoder:
     """An encoder on a device."""
 
-    def __init__(self, file: ModelFile, fields: ModelFields, weights: ModelWeights, place: Device) -> None:
+    def __init__(self, file: ModelFile, fields: ModelFields, weights: ModelWeights, place: Device, cache: Any = None) -> None:
         start = time.perf_counter()
         self.file, self.fields, self.weights, self.place = file, fields, weights, place
         self.architecture, self.device = fields.name, place.id
         self.shape = read_shape(fields)
+        self.cache_dtype = checked_cache(f32 if cache is None else cache, place)
+        """What queries, keys and values are rounded to."""
         self.pooling = self._pooling()
         net = self._network()
         self.words = net.rows("token_embd.weight")
@@ -109,7 +111,7 @@ class SentenceEncoder:
         return tokenizers.from_model(self.file)
 
     def _network(self) -> Network:
-        return Network(self.architecture, self.fields, self.shape, self.weights, "tokens")
+        return Network(self.architecture, self.fields, self.shape, self.weights, "tokens", self.cache_dtype)
 
     def _build(self, net: Network, sentences: int, tokens: int, normalise: bool = True) -> Network:
         g = net.graph

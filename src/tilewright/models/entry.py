@@ -63,8 +63,8 @@ def load(path: str | os.PathLike[str], device: str | None = None, *, context: in
     weights = ModelWeights(file, place, folder_names(fields.name, file.tensors) if file.kind == "safetensors" else None)
     weights.load(progress)
     if fields.name in _ENCODERS:
-        asked = [name for name, value in (("context", context), ("cache", cache), ("activations", activations)) if value is not None]
+        asked = [name for name, value in (("context", context), ("activations", activations)) if value is not None]
         if asked:
             raise UserError.at("TW016", f"{asked[0]}= does nothing for the architecture '{fields.name}': it keeps no caches", help="leave it out")
-        return SentenceEncoder(file, fields, weights, place)
+        return SentenceEncoder(file, fields, weights, place, cache)
     return LanguageModel(file, fields, weights, _DECODERS[fields.name], place, context, cache, activations)

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.dtypes import DType, f16, f32
 from tilewright.base.errors import UserError
-from tilewright.execute.arrays import as_dtype
-from tilewright.execute.devices import Device, array_device
+from tilewright.execute.devices import Device
 from tilewright.graphs.tensor import Tensor
 from tilewright.models import tokenizers
 from tilewright.models.config import read_shape
@@ -23,7 +21,7 @@ from tilewright.models.fields import ModelFields
 from tilewright.models.formats.model_file import ModelFile
 from tilewright.models.generation import GenerationStats, SamplingSettings, TextGenerator
 from tilewright.models.network import Network
-from tilewright.models.weights import ModelWeights
+from tilewright.models.weights import ModelWeights, checked_cache
 
 Describe = Callable[[Network, Tensor, Tensor], Tensor]
 LONGEST = 4096
@@ -39,10 +37,7 @@ class LanguageModel:
         self.architecture, self.device = fields.name, place.id
         self.shape = read_shape(fields)
         self.context = self._context(context)
-        gpu = array_device(place) is not None
-        self.cache_dtype: DType = as_dtype(cache) if cache is not None else f16 if gpu else f32
-        if not self.cache_dtype.is_float or self.cache_dtype.itemsize < 2:
-            raise UserError.at("TW009", f"cache is {self.cache_dtype}", help="give f32, f16 or bf16")
+        self.cache_dtype = checked_cache(cache, place)
         if activations not in (None, "exact", "q8"):
             raise UserError.at("TW016", f"activations={activations!r}", help='give "q8" or "exact"')
         self.activations = activations or ("q8" if place.kind == "cpu" else "exact")

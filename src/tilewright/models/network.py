@@ -86,6 +86,9 @@ class Network:
         found: Tensor = self.graph.op(op, *inputs, **params)
         return found
 
+    def cast(self, x: Tensor, dtype: DType) -> Tensor:
+        return x if x.dtype is dtype else self.op("Copy", x, dtype=dtype)
+
     def embedding(self, ids: Tensor, name: str = "token_embd", rows: int | None = None, dtype: DType = f32) -> Tensor:
         """A row of the weight for each id."""
         return self.op("Embedding", ids, self.weight(f"{name}.weight", rows, self.shape.width), dtype=dtype)
@@ -131,8 +134,7 @@ class Network:
         caches = []
         for name, rows in (("keys", k), ("values", v)):
             cache = self.graph.cache(f"{name}.{layer}", ("longest", s.groups, s.depth), self.cache_dtype)
-            rows = rows if rows.dtype is self.cache_dtype else self.op("Copy", rows, dtype=self.cache_dtype)
-            caches.append(self.op("KVAppend", cache, rows, position))
-        asked = q if q.dtype is self.cache_dtype else self.op("Copy", q, dtype=self.cache_dtype)  # both factors of a matrix unit
+            caches.append(self.op("KVAppend", cache, self.cast(rows, self.cache_dtype), position))
+        asked = self.cast(q, self.cache_dtype)  # both factors of a matrix unit
         mixed = self.op("Attention", asked, *caches, position, scale=s.scale, window=window or EVERYWHERE, dtype=q.dtype)
         return mixed.reshape((*mixed.sizes[:-2], s.heads * s.depth))

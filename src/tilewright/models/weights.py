@@ -11,13 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import DeviceError
+from tilewright.base.dtypes import DType, f16, f32
+from tilewright.base.errors import DeviceError, UserError
+from tilewright.execute.arrays import as_dtype
 from tilewright.execute.devices import Device, array_device, place_of
 from tilewright.models.formats.model_file import ModelFile
 from tilewright.runtime.memory.packed_array import PackedArray
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are on the device."""
+
+
+def checked_cache(cache: Any, place: Device) -> DType:
+    """What keys and values are kept as: f16 on a GPU, whose matrix units take it, f32 elsewhere, or what was asked for."""
+    found: DType = as_dtype(cache) if cache is not None else f32 if array_device(place) is None else f16
+    if not found.is_float or found.itemsize not in (2, 4):
+        raise UserError.at("TW009", f"cache is {found}", help="give f32, f16 or bf16")
+    return found
 
 
 class ModelWeights:

@@ -17,7 +17,8 @@ def bert(net: Network, ids: Tensor, places: Tensor, lengths: Tensor) -> Tensor:
     for n in range(s.layers):
         layer = f"blk.{n}"
         q, k, v = (net.split_heads(net.product(x, f"{layer}.attn_{part}", s.width), s.heads) for part in "qkv")
-        mixed = net.op("Attention", q, k, v, lengths=lengths, scale=s.scale)
+        q, k, v = (net.cast(part, net.cache_dtype) for part in (q, k, v))
+        mixed = net.cast(net.op("Attention", q, k, v, lengths=lengths, scale=s.scale), x.dtype)
         mixed = net.product(mixed.reshape((*x.sizes[:-1], s.width)), f"{layer}.attn_output", s.width)
         x = net.layer_norm(net.op("Add", x, mixed), f"{layer}.attn_output_norm")
         h = net.op("Gelu", net.product(x, f"{layer}.ffn_up", s.hidden))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import log2
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import by_name
+from tilewright.base.dtypes import bf16, by_name, f16
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
@@ -22,7 +22,7 @@ from tilewright.passes.choose.matrix import matrix_schedules
 from tilewright.passes.choose.row_dots import RowDots, find_row_dots
 from tilewright.passes.packed.matrix_units import matrix_format
 from tilewright.passes.packed.stage_units import can_stage
-from tilewright.passes.packed.units import UNITS
+from tilewright.passes.packed.units import UNITS, packed_terms
 from tilewright.passes.program.split_reductions import would_split
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
@@ -78,7 +78,18 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     ranked = sorted((s for s in fitting if s.resident), key=lambda s: (not _is_usual(s), gemv_cost(s, work, target)))
     # Nobody has measured what laying out x first gains: the tuner may.
     staged = [replace(s, stage_x=True) for s in ranked[:1] if found.unit >= WIDE_UNIT and can_stage(kernel)]
-    return (*by_matrix, *ranked[:1], *staged, *ranked[1:])
+    plain = (*ranked[:1], *staged, *ranked[1:])
+    # One row of f32 is three of bf16, which takes longer to make than plain arithmetic takes.
+    return (*by_matrix, *plain) if work.m > 1 or _is_narrow(kernel) else (*plain, *by_matrix)
+
+
+def _is_narrow(kernel: Kernel) -> bool:
+    """Whether packed rows are multiplied with bf16 or f16."""
+    for term in packed_terms(kernel):
+        source = next((op for op in term.reduction.regions[0].ops if term.other in op.results), None)
+        if source is None or source.opcode != "cast" or dtype_of(source.operands[0].type) not in (bf16, f16):
+            return False
+    return True
 
 
 def _matrix_schedules(found: RowDots, work: GemvWork, target: Target) -> tuple[Gemv, ...]:

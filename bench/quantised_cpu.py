@@ -70,5 +70,5 @@ def _case(dtype: tw.DType, activations: str, quick: bool) -> Case:
 
 
 def cpu_cases(quick: bool) -> list[Case]:
-    formats = (tw.q8_0, tw.q4_k, tw.q6_k, tw.q4_0)
+    formats = (tw.q8_0, tw.q4_k, tw.q6_k, tw.q5_0, tw.q4_0)
     return [_case(dtype, activations, quick) for dtype in formats for activations in ("q8", "")]

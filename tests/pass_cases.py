@@ -239,7 +239,7 @@ OTHER: dict[tuple[str, str], Reach] = {
         packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256), schedule="family=gemv m=1 n=4 k=256 vector=1 unit=8 matrix=1 pdl=1 fetch=1"
     ),
     ("thread", "merge_stores"): stages(product, "sm_90a", numbers(80, 64, dtype=BF16), tw.quantize(numbers(64, 64), tw.q8_0)),
-    ("thread", "fuse_multiply_add"): stages(product, "sm_90a", SQUARE, tw.quantize(numbers(64, 64), tw.q8_0)),
+    ("thread", "fuse_multiply_add"): stages(product, "sm_90a", numbers(32, 64, dtype=BF16), tw.quantize(numbers(64, 64), tw.q8_0)),
     ("thread", "early_loads"): stages(one_length, "sm_90a", *CACHED),
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),

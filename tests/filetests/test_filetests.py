@@ -39,6 +39,7 @@ from tilewright.passes.choose.plan import plan_contractions
 from tilewright.passes.pipeline import all_passes
 from tilewright.passes.runner import Pass, PassContext, Trace, run_on_kernel, run_on_program
 from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.schedules.packed_rows import PackedRows
 from tilewright.passes.schedules.plans import Plan
 from tilewright.passes.schedules.text import parse_schedule
 
@@ -215,7 +216,7 @@ def read_schedule(text: str) -> Plan:
     if text.startswith("family="):
         return parse_schedule(text)
     words = (word.split("=", 1) for word in re.split(r", (?=[a-z_]+=)", text))
-    return Schedule(**{name: ast.literal_eval(value) for name, value in words})
+    return (PackedRows if "block_rows=" in text else Schedule)(**{name: ast.literal_eval(value) for name, value in words})
 
 
 def shortened(case: Case) -> str:

@@ -65,3 +65,32 @@ def test_tokens_windows_and_pages() -> None:
     found = host(on_gpu(text.paged)(q, keys, values, pages, lengths))
     want = np.stack([attended(q[b], *(x[pages[b]].reshape(-1, 2, 64) for x in (keys, values)), 0, n) for b, n in enumerate(lengths)])
     np.testing.assert_allclose(found, want, rtol=2e-3, atol=2e-3)
+
+
+def test_packed_keys_and_values() -> None:
+    q, *rows = arrays(7, (8, 128), (2048, 2, 128), (2048, 2, 128))
+    k, v = (tw.quantize(x.astype(np.float32), tw.q8_0) for x in rows)
+    numbers = [np.asarray(tw.dequantize(x)) for x in (k, v)]
+    on_gpu_ = [tw.quantize(on_device(x.astype(np.float32)), tw.q8_0) for x in rows]
+    for length in (0, 1, 33, 1009, 2048):
+        found = host(on_gpu(text.one_length)(on_device(q), *on_gpu_, on_device(np.array([length], np.int32))))
+        np.testing.assert_allclose(found, attended(q, *numbers, 0, length), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_packed_caches_of_a_graph(paged: bool) -> None:
+    table = np.array([[5, 2, 0], [1, 4, 3]], np.int32)
+    g = tw.TensorGraph("packed")
+    q, k, v = (g.input(n, (2, 1, heads, 64), tw.f16) for n, heads in (("q", 4), ("k", 2), ("v", 2)))
+    p = g.input("p", (2,), tw.i32)
+    pages = {"table": g.input("table", table.shape, tw.i32)} if paged else {}
+    keys, values = (g.op("KVAppend", g.cache(n, (6, 5, 2, 64) if paged else (2, 15, 2, 64), tw.q8_0), x, p, **pages) for n, x in (("keys", k), ("values", v)))
+    g.output("y", g.op("Attention", q, keys, values, p, **pages))
+    seen: list[list[np.ndarray]] = [[np.zeros((0, 2, 64), np.float32)] * 2 for _ in range(2)]
+    for position in range(7):
+        given = arrays(position, (2, 1, 4, 64), (2, 1, 2, 64), (2, 1, 2, 64))
+        rounded = [np.asarray(tw.dequantize(tw.quantize(x.astype(np.float32), tw.q8_0))) for x in given[1:]]
+        seen = [[np.concatenate([old, x[s]]) for old, x in zip(seen[s], rounded, strict=True)] for s in range(2)]
+        y = host(g.run(q=given[0], k=given[1], v=given[2], p=np.full(2, position, np.int32), device="cuda", **({"table": table} if paged else {})))
+        for s in range(2):
+            np.testing.assert_allclose(y[s, 0], attended(given[0][s, 0], *seen[s], 0, position + 1), rtol=4e-3, atol=4e-3)

@@ -158,11 +158,11 @@ def test_packed_windows_pages_and_sequences() -> None:
     near(np.asarray(text.paged(q.astype(np.float32), k, v, table, lengths)), want, 1e-5)
 
 
-def test_schedules_that_fetch_ahead_give_the_same_bits() -> None:
+def test_schedules_with_a_prefetch_give_the_same_bits() -> None:
     q, k, v = arrays(5, (8, 64), (640, 4, 64), (640, 4, 64))
     base = "family=attention_mma m=16 n=32 k=64 head_dim_v=64 stages=3 persistent=0 a_copy=rs splits=3"
     given = q, k, v, np.array([391], np.int32)
-    found = [on_gpu(tw.kernel(schedule=base + more)(text.one_length.python), *given, stages=("thread",))["thread"] for more in ("", " prefetch=256 interleave=1 ahead=2")]
+    found = [on_gpu(tw.kernel(schedule=base + more)(text.one_length.python), *given, stages=("thread",))["thread"] for more in ("", " prefetch=256")]
     assert np.array_equal(*found)
     near(found[0], attended(q, k, v, 0, 391))
     with pytest.raises(UserError, match="prefetch 0, 128 or 256"):

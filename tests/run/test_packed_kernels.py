@@ -259,6 +259,65 @@ def test_rounded_rows_of_narrow_floats(dtype: DType) -> None:
         close(rounded_batch(w, x, device=device), expected, 512)
 
 
+@pytest.mark.parametrize("dtype", [tw.q4_0, tw.q5_1, tw.q5_k, tw.q6_k, tw.q8_group(64, zero_point=True)], ids=str)
+def test_rounded_rows_and_columns_together(dtype: DType) -> None:
+    """Some rows of weights and of activations are multiplied together, those that are left one by one."""
+    cols = 2 * dtype.block
+    w, x = tw.quantize(normal(6, cols), dtype), normal(7, cols)
+    expected = eight_bits(x, dtype.block) @ tw.dequantize(w).astype(np.float64).T
+    for device in ("cpu", "emulator:tile"):
+        close(rounded_batch(w, x, device=device), expected, cols)
+
+
+def test_rounded_products_of_slices_and_nothing() -> None:
+    """Rows that are not neighbours, experts, a part of the rows, no rows and no columns."""
+
+    @tw.kernel(activations="q8")
+    def experts(w: tw.Array, x: tw.Array) -> tw.Array:
+        count, rows, cols = w.shape
+        out = tw.empty((count, rows), tw.f32)
+        for e, i in tw.grid(count, rows):
+            total = 0.0
+            for k in range(cols):
+                total += w[e, i, k] * x[e, k]
+            out[e, i] = total
+        return out
+
+    w, x = tw.quantize(normal(3, 9, 64), tw.q5_0), normal(3, 64)
+    expected = np.einsum("erk,ek->er", tw.dequantize(w).astype(np.float64), eight_bits(x, 32))
+    for device in ("cpu", "emulator:tile", "emulator:thread"):
+        close(experts(w, x, device=device), expected, 64)
+    whole, one = tw.quantize(normal(19, 512), tw.q4_k), normal(512)
+    close(rounded(whole[2:15:3], one), tw.dequantize(whole[2:15:3]).astype(np.float64) @ eight_bits(one, 256), 512)
+    assert rounded(whole[:0], one).shape == (0,)
+    assert rounded_batch(whole, np.zeros((0, 512), np.float32)).shape == (0, 19)
+
+
+def test_plain_rows_on_arm_are_taken_together() -> None:
+    """Without rounding too, rows of whole blocks are multiplied four at a time: with activations of narrow floats, and NaN."""
+
+    @tw.kernel
+    def rows(w: tw.Array, x: tw.Array) -> tw.Array:
+        count, cols = w.shape
+        out = tw.empty((count,), tw.f32)
+        for i in tw.grid(count):
+            total = 0.0
+            for k in range(cols):
+                total += w[i, k] * x[k]
+            out[i] = total
+        return out
+
+    for dtype, floats in ((tw.q5_1, tw.f16), (tw.q4_k, tw.f32)):
+        w, x = tw.quantize(normal(6, 512), dtype), normal(512).astype(floats.numpy)
+        stages = rows.stages(w, x, target="aarch64-neon").stages
+        assert [op.attrs["rows"] for call in stages.tile.calls for op in walk(call.kernel.body) if op.opcode == "packed_dots"] == [4, 1]
+        expected = tw.dequantize(w).astype(np.float64) @ x.astype(np.float64)
+        for device in ("cpu", "emulator:tile", "emulator:thread"):
+            close(rows(w, x, device=device), expected, 512)
+        x[7] = np.nan
+        assert np.isnan(rows(w, x)).all()
+
+
 def test_rounding_is_said_and_refused_where_there_is_none() -> None:
     w, x = tw.quantize(normal(4, 512), tw.q4_k), normal(512)
     assert any('activations = "q8"' in print_kernel(call.kernel) for call in rounded.stages(w, x).stages.loop.calls)
@@ -273,8 +332,10 @@ def test_rounding_is_said_and_refused_where_there_is_none() -> None:
 
 def test_arm_multiplies_bytes_by_dot_products() -> None:
     w, x = tw.quantize(normal(4, 512), tw.q4_k), normal(512)
-    thread = rounded.stages(w, x, target="aarch64-neon").stages.thread
-    assert sum(op.opcode == "dot_lanes" for call in thread.calls for op in walk(call.kernel.body)) == 16
+    stages = rounded.stages(w, x, target="aarch64-neon").stages
+    rows = [op.attrs["rows"] for call in stages.tile.calls for op in walk(call.kernel.body) if op.opcode == "packed_dots"]
+    assert rows == [4, 1]
+    assert sum(op.opcode == "dot_lanes" for call in stages.thread.calls for op in walk(call.kernel.body)) == 16 * 5
     for target in ("x86-64-avx2", "x86-64-avx512", "sm_90a"):
         assert rounded.compile(w, x, target=target).code
 

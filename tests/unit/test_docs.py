@@ -66,8 +66,8 @@ def label(value: object) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        "README.md", "docs/add-a-backend.md", "docs/decode.md", "docs/emulator.md", "docs/explicit-kernels.md", "docs/explicit-kernels-instructions.md",
-        "docs/graphs.md", "docs/language.md", "docs/model-files.md", "docs/parallel-loops.md", "docs/python.md", "docs/quantised.md", "docs/runtime-streams.md", "docs/simd.md", "docs/tour.md", "docs/write-a-pass.md",
+        "README.md", "docs/add-a-backend.md", "docs/add-a-model.md", "docs/decode.md", "docs/emulator.md", "docs/explicit-kernels.md", "docs/explicit-kernels-instructions.md",
+        "docs/graphs.md", "docs/language.md", "docs/model-files.md", "docs/models.md", "docs/parallel-loops.md", "docs/python.md", "docs/quantised.md", "docs/runtime-streams.md", "docs/simd.md", "docs/tour.md", "docs/write-a-pass.md",
         "docs/zynml.md",
     ],
 )  # fmt: skip

@@ -132,7 +132,7 @@ class WarpCosts:
     """Warps that keep a multiprocessor busy: two for each of its four schedulers."""
     packing: float = 0.75
     """The part of the memory's rate at which a kernel packs."""
-    packed_rows: int = 64
+    packed_rows: int = 32
     """Rows of x up to which packed weights are unpacked on their way to matrix instructions, and not to scratch before."""
 
 

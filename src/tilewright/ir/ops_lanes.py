@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, bool_, i8, i32, i64, u32
-from tilewright.ir.nodes import Attrs
+from tilewright.base.dtypes import DType, bool_, by_name, f32, i8, i32, i64, u8, u32
+from tilewright.base.record import record
+from tilewright.ir.nodes import Attrs, Value
 from tilewright.ir.opdef import OpDef, Rule, TypeRuleError, integer
 from tilewright.ir.types import Scalar, Tensor, Type, Vec
 
@@ -124,6 +125,46 @@ def _dot_lanes(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (types[0],)
 
 
+@record
+class PackedOperands:
+    """What `packed_dots` takes: the weights; the activations rounded, their scales, their sums, or the activations alone; the indices of each row of both."""
+
+    tensors: tuple[Value, Value, Value | None, Value | None]
+    rows: tuple[tuple[Value, ...], ...]
+    columns: tuple[tuple[Value, ...], ...]
+
+
+def packed_operands(operands: Sequence[Value], attrs: Attrs) -> PackedOperands:
+    """The operands of `packed_dots` by what they are."""
+    tensors = [v for v in operands if isinstance(v.type, Tensor)]
+    indices = list(operands[len(tensors) :])
+    ranks = [v.type.rank - (1 if number and len(tensors) == 2 else 2) for number, v in enumerate(tensors[:2]) if isinstance(v.type, Tensor)]
+    counts = integer(attrs, "rows"), integer(attrs, "columns")
+    groups: list[tuple[tuple[Value, ...], ...]] = []
+    for rank, count in zip(ranks, counts, strict=True):
+        groups.append(tuple(tuple(indices[at * rank : (at + 1) * rank]) for at in range(count)))
+        del indices[: rank * count]
+    w, q, *others = tensors
+    return PackedOperands((w, q, others[0] if others else None, others[1] if len(others) > 1 else None), groups[0], groups[1])
+
+
+def _packed_dots(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    tensors = [t for t in types if isinstance(t, Tensor)]
+    name = attrs.get("format")
+    if len(tensors) not in (2, 3, 4) or any(isinstance(t, Tensor) for t in types[len(tensors) :]) or not isinstance(name, str) or not by_name(name).is_packed:
+        raise _fail("takes weights, activations, their scales and perhaps sums, then indices, and needs a packed format")
+    w, q, *others = tensors
+    dtype = by_name(name)
+    if w.dtype is not u8 or w.shape[-1].constant != dtype.block_bytes:
+        raise _fail(f"takes bytes of {dtype}")
+    if (q.dtype is not i8 or others[0].dtype is not f32 or q.shape[-1].constant != dtype.block) if others else not q.dtype.is_float:
+        raise _fail("takes activations of i8 and scales of f32, or activations of floats")
+    rows, columns, lead = integer(attrs, "rows"), integer(attrs, "columns"), q.rank - (2 if others else 1)
+    if list(types[len(tensors) :]) != [Scalar(i64)] * (rows * (w.rank - 2) + columns * lead):
+        raise _fail("needs the indices of every row of weights, then of activations")
+    return (Scalar(f32),) * (rows * columns)
+
+
 def _fault(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if list(types) != [Scalar(i64), Scalar(i64)] or not isinstance(attrs.get("text"), str):
         raise _fail("takes the numbers of the block and the thread, and needs a text")
@@ -149,5 +190,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "left. `together`: integers, in any order.", _fold),
     _row("dot_lanes", "`dot_lanes %sums, %a, %b`: to each lane of the sums, i32, four products of bytes, i8, are added: of neighbours on Arm, of those "
          "that LLVM chooses elsewhere. `sdot`: the CPU has that instruction.", _dot_lanes),
+    OpDef("packed_dots", "`packed_dots %w, %q, %scale, %sums, %i…, %m… {format, rows, columns}`: the sums of rows of packed weights times rows of activations "
+          "that are rounded to eight bits, block by block: a result for each pair, those of the first row first. Weights lie as bytes [..., blocks, bytes of "
+          "one], activations as i8 [..., blocks, elements of one]; the indices of each row of weights, then of activations follow. `%sums` are the sums of "
+          "rounded activations, where the format needs them. Without `%scale` the activations are floats [..., elements], and nothing is rounded but sums. On CPUs.", _packed_dots, frozenset({"tile", "thread"}), "read", "lanes"),
     _row("fault", "`fault %block, %thread {text}`: an assertion of that text has failed in that thread; the kernel ends here.", _fault, "write"),
 )  # fmt: skip

@@ -56,6 +56,7 @@ from tilewright.passes.loop.untile import untile
 from tilewright.passes.ordered.ordered_kernels import ordered_kernels
 from tilewright.passes.ordered.time_tiles import time_tiles
 from tilewright.passes.packed.dot_products import dot_products
+from tilewright.passes.packed.expand_dots import expand_dots
 from tilewright.passes.packed.split_blocks import split_blocks
 from tilewright.passes.packed.stage_units import stage_units
 from tilewright.passes.packed.units import packed_units
@@ -115,6 +116,7 @@ from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_am
 from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.to_tile.lower_gemv import lower_gemv
 from tilewright.passes.to_tile.lower_loops import lower_loops
+from tilewright.passes.to_tile.lower_packed_rows import lower_packed_rows
 from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
 from tilewright.passes.to_tile.share_scatters import share_scatters
 from tilewright.tree.block_graph import BlockGraph
@@ -142,6 +144,10 @@ GUARD_CHECKS = Pass(
 UNPACK_BLOCKS = Pass(
     "unpack_blocks", "program", "program", unpack_blocks,
     "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.", takes=("metadata",),
+)  # fmt: skip
+EXPAND_DOTS = Pass(
+    "expand_dots", "thread", "thread", expand_dots,
+    "CPU: rows of packed weights times rounded activations become dot products of bytes.", takes=TARGET,
 )  # fmt: skip
 DOT_PRODUCTS = Pass(
     "dot_products", "thread", "thread", dot_products,
@@ -266,7 +272,7 @@ SPLIT_SCATTERS = Pass(
 READ_AHEAD = Pass(
     "read_ahead", "program", "program", read_ahead,
     "Products with few rows carry what they read of their weights, and read the next step's before they compute.",
-    takes=("target",),
+    takes=("target", "hints"),
 )  # fmt: skip
 LAUNCH_TOGETHER = Pass(
     "launch_together", "program", "program", launch_together,
@@ -312,6 +318,10 @@ LOWER_LOOPS = Pass(
 LOWER_GEMV = Pass(
     "lower_gemv", "loop", "tile", lower_gemv,
     "Products with few rows: a block has some rows of the long factor, and tiles along the sum.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_PACKED_ROWS = Pass(
+    "lower_packed_rows", "loop", "tile", lower_packed_rows,
+    "CPU: rows of packed weights times rounded activations, a few rows at a time.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_CONTRACTION = Pass(
     "lower_contraction", "loop", "tile", lower_contraction,
@@ -499,6 +509,7 @@ TO_TILE: tuple[LoweringRule, ...] = (
     LoweringRule("attention on a GPU", LOWER_ATTENTION),
     LoweringRule("contractions on a GPU", LOWER_CONTRACTION),
     LoweringRule("products with few rows on a GPU", LOWER_GEMV),
+    LoweringRule("packed weights times rounded activations on a CPU", LOWER_PACKED_ROWS),
     LoweringRule("all other kernels", LOWER_LOOPS),
 )
 """From the loop to the tile stage."""
@@ -638,6 +649,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "thread": (
         Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
+        Step(EXPAND_DOTS, "Before simplify's last turn, which shares what rows have in common.", ON_CPU),
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
         Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
@@ -817,7 +829,7 @@ def arrange_launches(program: Program, target: Target, hints: Mapping[str, int],
     """The thread stage's kernels with short ones launched together, and early; `sizes` are those of the call where code is made for these."""
     if not target.simt or len(program.calls) < 2 or program.loops:
         return program
-    return run_order(ORDERS["launches"], program, PassContext(target, hints=hints, sizes=sizes), trace)[0]
+    return run_order(ORDERS["launches"], program, PassContext(target, hints={**hints, **sizes}, sizes=sizes), trace)[0]
 
 
 def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:

@@ -1,11 +1,14 @@
 """Every word and operator of explicit kernels, for every dtype and target, becomes code or is refused at its line.
 
-`TILEWRIGHT_EVERY_WORD=1` tries all spellings of each word for more targets and has NVIDIA's assembler read the PTX: some minutes.
+`TILEWRIGHT_EVERY_WORD=1` tries all spellings of each word for more targets and has NVIDIA's assembler read the PTX: 150 tests, a target and a dtype each, of about
+half a minute (`-n` runs them side by side). `TILEWRIGHT_EVERY_WORD=sample` takes eight of them, other ones each day; `TILEWRIGHT_EVERY_WORD=sample:20261116` those of a day.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
+import random
 import re
 from pathlib import Path
 
@@ -13,12 +16,14 @@ import pytest
 from tests.word_cases import BODIES
 from tests.word_matrix import chosen, failures
 
-from tilewright.base.dtypes import SCALARS, f32
+from tilewright.base.dtypes import SCALARS, DType, f32
 from tilewright.codegen.nvptx.ptxas import ptxas_path
 from tilewright.frontend.simt import printing, words_matrix, words_memory, words_warp  # noqa: F401 (they register words)
 from tilewright.frontend.simt.words import CALLS
 
-EVERY = os.environ.get("TILEWRIGHT_EVERY_WORD") == "1"
+ASKED, _, SEED = os.environ.get("TILEWRIGHT_EVERY_WORD", "").partition(":")
+EVERY = ASKED in ("1", "sample")
+SEED = SEED or f"{datetime.date.today():%Y%m%d}"
 TARGETS = ("cpu", "sm_75", "sm_80", "sm_90a", *(("x86-64-avx2", "x86-64-avx512", "aarch64-neon", "sm_89", "sm_100a", "sm_120") if EVERY else ()))
 ALIASES = {"sync_threads", "max", "min"}
 PARTS = {"fragment_a": "fragment_mma", "fragment_b": "fragment_mma", "fragment_store": "fragment_c", "tensor_map": "tma_load", "tma_store": "tma_load",
@@ -35,11 +40,20 @@ def test_every_word_has_a_case() -> None:
         assert any(f"tw.{word}(" in body for name, body in BODIES if name == other), word
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_word_for_every_dtype(target: str, tmp_path: Path) -> None:
-    bad, made, refused = failures(tmp_path, target, chosen(EVERY), SCALARS, assembled=EVERY)
-    assert not bad, "\n".join(f"{name}\n    {' '.join(message.split())[:300]}" for name, message in bad)
-    assert made > refused > 0
+def tried() -> list[tuple[str, tuple[DType, ...]]]:
+    """Targets, and dtypes for each test."""
+    if not EVERY:
+        return [(target, SCALARS) for target in TARGETS]
+    pairs = [(target, (dtype,)) for target in TARGETS for dtype in SCALARS]
+    return random.Random(SEED).sample(pairs, 8) if ASKED == "sample" else pairs
+
+
+@pytest.mark.parametrize(("target", "dtypes"), tried(), ids=lambda value: value if isinstance(value, str) else str(value[0]) if len(value) == 1 else "all")
+def test_every_word_for_every_dtype(target: str, dtypes: tuple[DType, ...], tmp_path: Path) -> None:
+    bad, made, refused = failures(tmp_path, target, chosen(EVERY), dtypes, assembled=EVERY)
+    assert not bad, f"seed {SEED}\n" + "\n".join(f"{name}\n    {' '.join(message.split())[:300]}" for name, message in bad)
+    assert made > 0 and refused > 0
+    assert made > refused or len(dtypes) == 1
 
 
 @pytest.mark.skipif(ptxas_path() is None, reason="there is no ptxas")

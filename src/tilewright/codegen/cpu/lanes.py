@@ -169,6 +169,10 @@ def _dot_lanes(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return w.call(f"<{sums.width} x i32>", name, (f"<{sums.width} x i32>", operands[0]), (wide, product))
 
 
+def _from_bits(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    return w.let(f"bitcast i32 {operands[0]} to {llvm_type(op.results[0].type)}")
+
+
 def _combine(w: FunctionWriter, op: Op, parts: Sequence[str], width: int) -> str:
     dtype, kind = dtype_of(op.operands[0].type), str(op.attrs["kind"])
     type_ = Scalar(dtype) if width == 1 else Vec(dtype, width)
@@ -178,5 +182,5 @@ def _combine(w: FunctionWriter, op: Op, parts: Sequence[str], width: int) -> str
 
 _HANDLERS: dict[str, Handler] = {
     "gather": _read, "load_lanes": _read, "lane_ids": _lane_ids, "mask_bits": _mask_bits, "rearrange": _rearrange, "insert": _insert,
-    "fold": _fold, "dot_lanes": _dot_lanes,
+    "fold": _fold, "dot_lanes": _dot_lanes, "from_bits": _from_bits,
 }  # fmt: skip

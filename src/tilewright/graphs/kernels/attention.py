@@ -335,43 +335,6 @@ def attention_q8(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, sca
 
 
 @kernel
-def attention_q8_window(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, window: int, scale: float) -> tw.Array:
-    """A query sees its own position in a packed cache, and those before it: `window` in all."""
-    sequences, tokens, groups, heads, _ = q.shape
-    length, depth = k.shape[1], 32 * k.shape[3]
-    out = tw.empty((sequences, tokens, groups, heads, depth), q.dtype)
-    for s, g, i, h in tw.grid(sequences, groups, tokens, heads):
-        most = -tw.inf
-        for j in range(length):
-            if j <= positions[s] + i and j > positions[s] + i - window:
-                score = 0.0
-                for d in range(depth):
-                    bits = tw.cast(k[s, j, g, d // 32, 0], u16) + tw.cast(k[s, j, g, d // 32, 1], u16) * 256
-                    score += q[s, i, g, h, d] * (tw.cast(tw.cast(k[s, j, g, d // 32, d % 32 + 2], i8), f32) * tw.cast(tw.bitcast(bits, f16), f32))
-                most = max(most, score * scale)
-        total = 0.0
-        for j in range(length):
-            if j <= positions[s] + i and j > positions[s] + i - window:
-                score = 0.0
-                for d in range(depth):
-                    bits = tw.cast(k[s, j, g, d // 32, 0], u16) + tw.cast(k[s, j, g, d // 32, 1], u16) * 256
-                    score += q[s, i, g, h, d] * (tw.cast(tw.cast(k[s, j, g, d // 32, d % 32 + 2], i8), f32) * tw.cast(tw.bitcast(bits, f16), f32))
-                total += tw.exp(score * scale - most)
-        for e in range(depth):
-            mixed = 0.0
-            for j in range(length):
-                if j <= positions[s] + i and j > positions[s] + i - window:
-                    score = 0.0
-                    for d in range(depth):
-                        bits = tw.cast(k[s, j, g, d // 32, 0], u16) + tw.cast(k[s, j, g, d // 32, 1], u16) * 256
-                        score += q[s, i, g, h, d] * (tw.cast(tw.cast(k[s, j, g, d // 32, d % 32 + 2], i8), f32) * tw.cast(tw.bitcast(bits, f16), f32))
-                    own = tw.cast(v[s, j, g, e // 32, 0], u16) + tw.cast(v[s, j, g, e // 32, 1], u16) * 256
-                    mixed += tw.exp(score * scale - most) * (tw.cast(tw.cast(v[s, j, g, e // 32, e % 32 + 2], i8), f32) * tw.cast(tw.bitcast(own, f16), f32))
-            out[s, i, g, h, e] = mixed / total
-    return out
-
-
-@kernel
 def attention_q8_paged(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, table: tw.Array, scale: float) -> tw.Array:
     """A query sees packed pages of its sequence up to its own position."""
     sequences, tokens, groups, heads, _ = q.shape

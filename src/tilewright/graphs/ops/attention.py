@@ -105,6 +105,8 @@ def _attention_rule(call: NodeCall) -> TensorType:
         raise call.fail(f"{q.form} are queries for keys of {k.form}", help="the number of query heads must be a multiple of that of key heads")
     if k.dtype.is_packed and "positions" not in call:
         raise call.fail(f"keys are {k.form}, without positions", "TW008", "give positions=: packed keys are those of a cache")
+    if k.dtype.is_packed and call["window"]:
+        raise call.fail(f"a window over keys that are {k.form}", "TW016", "use a cache of f16, bf16 or f32")
     if "table" in call and "positions" not in call:
         raise call.fail("a page table without positions", "TW008", "give positions=, the position of each sequence's first token")
     if "positions" in call:
@@ -152,8 +154,7 @@ def _attention(call: NodeCall) -> Lowered:
     given, made = {"q": grouped, "scale": scale}, (TensorType(grouped.sizes, q.dtype),)
     if k.dtype.is_packed:
         given |= {"k": _block_rows(k, "table" in call), "v": _block_rows(call["v"], "table" in call)}
-        kernel = attention.attention_q8_paged if "table" in call else attention.attention_q8_window if call["window"] else attention.attention_q8
-        return Lowered(kernel, given, made)
+        return Lowered(attention.attention_q8_paged if "table" in call else attention.attention_q8, given, made)
     if "table" in call:
         return Lowered(attention.attention_paged, given, made)
     given |= {"k": _sequences(k), "v": _sequences(call["v"])}

@@ -16,6 +16,7 @@ from tilewright.base.sizes import Size
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame, align
 from tilewright.ir.emulator.machine import Machine, Results, drain
 from tilewright.ir.emulator.memory.memory import Memory
+from tilewright.ir.emulator.memory.packed_dots import PackedDots
 from tilewright.ir.emulator.memory.panels import Panels
 from tilewright.ir.emulator.reductions import combine, scan
 from tilewright.ir.nodes import Attr, Attrs, Kernel, Op, walk
@@ -51,6 +52,7 @@ class TileMachine(Machine):
             "prefetch": lambda op, frame: (), "inside": self._inside, "barrier": lambda op, frame: (), "within": lambda op, frame: (), "load_image": self._load_image,
         }  # fmt: skip
         Panels(self)
+        PackedDots(self)
 
     def launch(self, arguments: Sequence[Array | int | float | bool]) -> None:
         largest = 1

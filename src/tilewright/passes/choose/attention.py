@@ -84,16 +84,19 @@ def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
     batch, rows, keys = numbers_of(found, hints)
     warps = 1 if rows <= TERMS else 2 if rows <= 2 * TERMS else 4
+    tiles = batch * -(-rows // (TERMS * warps))
     # Steps of about 16 KiB, of which three are on their way. Two blocks for each multiprocessor keep memory busy; more would only leave more parts to add up.
     best = max(32, min(64, STEP_BYTES // (2 * (depth + width)) // 16 * 16))
     made: list[MmaAttention] = []
-    # What is computed is there as soon as it is brought: two stages suffice, and many blocks hide that they wait for it.
-    steps = ((16, 2), (32, 2)) if found.computed else ((best, 4), (best, 3), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2))
+    # What is computed is there as soon as it is brought: two stages suffice, and as many blocks as there is room for hide that they wait for it.
+    few = keys * tiles < 32 * 6 * target.multiprocessors
+    computed = ((16, 2), (32, 2)) if few else ((32, 2), (16, 2))
+    steps = computed if found.computed else ((best, 4), (best, 3), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2))
     for n, stages in steps:
         schedule = MmaAttention(
             TERMS * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False, a_copy="rs" if depth <= 128 else "cp_async",
+            prefetch=0 if found.computed or depth < BLOCK else 128,
         )  # fmt: skip
-        tiles = batch * -(-rows // schedule.m)
         longest = max(1, -(-keys // n))
         wanted = target.multiprocessors * (schedule.blocks_at_once(target) if found.computed else min(AT_ONCE, schedule.blocks_at_once(target)))
         own = replace(schedule, splits=max(1, min(wanted // max(1, tiles), longest)))

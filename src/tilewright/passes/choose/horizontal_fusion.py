@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.analysis.contraction import Contraction, find_contraction, find_products
+from tilewright.analysis.contraction import Contraction, find_contraction
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, walk
@@ -22,7 +22,6 @@ from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.gemv import gemv_cost, gemv_schedules, work_of
 from tilewright.passes.choose.matrix import (
-    FEW_ON_CPU,
     ProductShape,
     cost,
     fits_blocks,
@@ -151,7 +150,7 @@ def _is_alone(schedule: Wgmma) -> bool:
 def nest_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Ranked:
     """Schedules of a kernel that has several products of the same rows, best first; none for any other."""
     if (form := unpacked_form(kernel, rounds=target.simt)) is not None:
-        listed = nest_schedules(form.kernel, target, sizes) if target.simt or shape_of(find_products(form.kernel)[0], sizes).m > FEW_ON_CPU else []
+        listed = nest_schedules(form.kernel, target, sizes)
         return [(time, replace(s, unpack=True)) for time, s in listed if isinstance(s, GpuProduct | CpuPanels)]
     products = side_by_side(kernel)
     if len(products) < 2:

@@ -23,7 +23,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.mma import mma_schedules
-from tilewright.passes.choose.packed import can_bring_packed, packed_schedules
+from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
@@ -38,8 +38,6 @@ SHORT_SUM = 32
 STEPS, OFFSETS, CORNERS = 8, 255, (-128, 127)
 """From one pixel to the next, from a window's first element to any, and from an image's corners to where windows begin and end: the most
 that the copy engine can be told."""
-FEW_ON_CPU = 4
-"""Rows that are multiplied with packed weights as these are read, by plain loops of a CPU."""
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
 
@@ -91,13 +89,13 @@ def _of_packed(kernel: Kernel, form: UnpackedForm, target: Target, hints: Mappin
     """Schedules for a product of packed weights: of few rows these are unpacked on their way, of more to scratch before it."""
     found = find_contraction(form.kernel)
     shape = shape_of(found, hints) if found is not None else None
-    if shape is None or min(shape.m, shape.n) <= (1 if target.simt else FEW_ON_CPU):
-        return ()
     if not target.simt:
         return tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, CpuProduct))
+    if shape is None or min(shape.m, shape.n) <= 1:
+        return ()
     first = tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, GpuProduct))
     direct = packed_schedules(kernel, target, shape.m, shape.n, shape.k)
-    return (*direct, *first) if shape.m <= target.costs.warps.packed_rows else (*first, *direct)
+    return (*direct, *first) if not first or pays(kernel, target, shape.m) else (*first, *direct)
 
 
 Ranked = list[tuple[float, Wgmma]]

@@ -36,10 +36,15 @@ def packed_schedules(kernel: Kernel, target: Target, m: int, n: int, k: int) -> 
         return ()
     listed: list[Mma] = []
     for rows, columns, down, across in TILES:
-        tile = Mma(rows, columns, step, stages=3 if step < 128 else 2, warps_m=down, warps_n=across, persistent=False, b_copy="packed")
+        tile = Mma(rows, columns, step, stages=2, warps_m=down, warps_n=across, persistent=False, b_copy="packed")
         if shared_bytes(tile, factors[0].other, f32) <= target.max_shared:
             listed.append(_in_parts(tile, target, m, n, k, factors[0]))
     return tuple(sorted(listed, key=lambda s: (-(-m // s.m), s.m, s.n)))
+
+
+def pays(kernel: Kernel, target: Target, m: int) -> bool:
+    """Whether weights are better unpacked on their way than first: for few rows, in steps that threads unpack without spilling."""
+    return m <= target.costs.warps.packed_rows and can_bring_packed(kernel, STEPS[0])
 
 
 def resident(schedule: Mma) -> int:

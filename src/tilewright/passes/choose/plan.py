@@ -23,6 +23,7 @@ from tilewright.passes.choose.horizontal_fusion import (
 )
 from tilewright.passes.choose.loops import choose, range_schedule, row_schedule
 from tilewright.passes.choose.matrix import forced
+from tilewright.passes.choose.packed_rows import packed_rows
 from tilewright.passes.choose.windows import window_schedule
 from tilewright.passes.choose.wishes import followed, wishes_for_loops
 from tilewright.passes.schedules.attention import AttentionSchedule
@@ -93,6 +94,8 @@ def choose_schedules(
         own = metadata.of(call.kernel.name) if metadata is not None and wished else None
         if plan is None and own is not None and wishes_for_loops(own):
             plan = followed(choose(call.kernel, target, hints), call.kernel, own, target)
+        if plan is None:
+            plan = packed_rows(call.kernel, target)
         if plan is None and not is_watched(call.kernel):
             plan = window_schedule(call.kernel, target, hints)
         chosen.append(plan or choose(call.kernel, target, hints, sizes=not wished))

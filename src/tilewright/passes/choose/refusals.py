@@ -47,6 +47,8 @@ def checked_index(kernel: Kernel) -> tuple[str, str]:
 
 def product_refusal(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> tuple[str, str]:
     """Of a kernel that looks like a product or convolution: the reason, and what to do."""
+    if "activations" in kernel.attrs and not target.simt:
+        return "", ""  # sums of integers, which have a lowering of their own
     reason = contraction_refusal(kernel)
     if not reason and checked_index(kernel)[0]:
         return checked_index(kernel)

@@ -36,7 +36,7 @@ _APART = frozenset({
     "raise_flag", "await_flag", "grid_sync", "grid_barrier", "grid_size", "print", "assert", "atomic", "accumulate", "dynamic_shared",
 })  # fmt: skip
 """What a kernel does that keeps it by itself: blocks or launches count for it."""
-_MARKS = frozenset({"schedule", "min_blocks", "early", "dependent", "parted", "precision", "reduce_extent"})
+_MARKS = frozenset({"schedule", "min_blocks", "early", "dependent", "parted", "precision", "reduce_extent", "packed_rows", "packed_units"})
 """Attributes that a kernel of several can have."""
 
 

@@ -1,18 +1,19 @@
 """Products with few rows read their weights one step ahead. `Program -> Program`, at the thread stage.
 
-In: a program of several kernels. Out: the same, where the loop of a product with few rows (`family=gemv`) carries what it read of the rows of the weight for this step,
+In: a program of several kernels, and what is known of its sizes. Out: the same, where the loop of a product with few rows (`family=gemv`) carries what it read of the rows of the weight for this step,
 and reads the next step's before it computes. The first step's is read ahead of all loops, also of those that reduce the rows of x for a norm. Memory is busy
-while a warp computes. Rows of the weight are told from x by the number of the block.
+while a warp computes. Products of many rows of weights have other blocks that fill the gaps, and stay as they are. Rows of the weight are told from x by the number of the block.
 
     for k { w = load %w[k]; x = load %x[k]; … }    ->    w = load %w[0]; for k (w) { next = load %w[k + step] if there is one; x = load %x[k]; …; yield next }
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.base.sizes import product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
@@ -23,16 +24,24 @@ from tilewright.ir.types import Tensor, Vec
 
 MOST_VECTORS = 12
 """Vectors of the weights that a lane holds for the next step, at most: each takes four registers."""
+MOST_WAVES = 2
+"""Times that a product's blocks fill all multiprocessors, at most."""
 REGISTERS = 65536
 """Of a multiprocessor."""
 _BYTES = 16
 
 
-def read_ahead(program: Program, target: Target) -> Program:
+def read_ahead(program: Program, target: Target, hints: Mapping[str, int]) -> Program:
     """The program with loops that read ahead."""
     if not target.simt or len(program.calls) < 2 or program.loops:
         return program
-    return replace(program, calls=tuple(replace(call, kernel=ahead(call.kernel)) for call in program.calls))
+    return replace(program, calls=tuple(replace(call, kernel=ahead(call.kernel)) if _is_short(call.kernel, target, hints) else call for call in program.calls))
+
+
+def _is_short(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> bool:
+    blocks, resident = product(kernel.grid), kernel.attrs.get("min_blocks", 1)
+    assert isinstance(resident, int)
+    return blocks.names <= hints.keys() and blocks.evaluate(hints) <= MOST_WAVES * target.multiprocessors * max(1, resident)
 
 
 def ahead(kernel: Kernel) -> Kernel:

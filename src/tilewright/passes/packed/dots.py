@@ -6,8 +6,8 @@ blocks whose inner sums are of integers, and the kernels that round the activati
                                                    %n = reduce 32 (%t) { yield i32(byte of w) * i32(load x.q, %b, %t) }
                                                    yield f32(%n) * (scale of the block * load(x.scale, %b)) }
 
-The inner sums are exact. Formats with a minimum or a zero point need the sums of the rounded activations as well (`x.sums`). Numbers of four bits are
-taken as signed ones, 16 times as large: a byte's halves are then the upper halves of bytes, which takes one instruction each.
+The inner sums are exact. Formats with a minimum or a zero point, and those whose numbers are taken as they lie, less a constant, need the sums of the
+rounded activations as well (`x.sums`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.base.dtypes import DType, by_name, f16, f32, i8, i32, u8, u16, u32
+from tilewright.base.dtypes import DType, by_name, f16, f32, i8, i16, i32, u8, u16, u32
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, contiguous_strides, floordiv
 from tilewright.ir.build import Builder
@@ -70,7 +70,9 @@ def sums_of_blocks(body: Block, tensors: dict[Value, Value], formats: dict[Value
         def term(inner: Builder, index: Value) -> list[Value]:
             return [_Term(inner, tensors[weights], (*lead, index), values, (*outer, index)).value(dtype)]
 
-        return b.reduce("add", [b.index(blocks.shape[-2])], term, ["b"])
+        found_sum = b.reduce("add", [b.index(blocks.shape[-2])], term, ["b"])
+        b.ops[-1] = replace(b.ops[-1], attrs=MappingProxyType({**b.ops[-1].attrs, "packed": dtype.name}))
+        return found_sum
 
     return rewrite_block(body, one, {}), list(rounded.values())
 
@@ -121,16 +123,16 @@ def _rounded(source: Value, dtype: DType) -> RoundedInput:
         source, dtype,
         Value(_row_major(i8, (*lead, blocks, Size.of(dtype.block)), 16), f"{stem}.q"),
         Value(_row_major(f32, (*lead, blocks), 16), f"{stem}.scale"),
-        Value(_row_major(i32, (*lead, blocks, Size.of(_sum_count(dtype))), 16), f"{stem}.sums"),
+        Value(_row_major(i16 if _sum_count(dtype) > 1 else i32, (*lead, blocks, Size.of(_sum_count(dtype))), 16), f"{stem}.sums"),
     )  # fmt: skip
 
 
 def _sum_count(dtype: DType) -> int:
-    return 8 if dtype.name in ("q4_k", "q5_k") else 1
+    return {"q4_k": 8, "q5_k": 8, "q6_k": 16}.get(dtype.name, 1)
 
 
 def needs_sums(dtype: DType) -> bool:
-    return dtype.name in ("q4_1", "q5_1", "q4_k", "q5_k") or bool(dtype.scale)
+    return dtype.name not in ("q8_0", "q5_0") and (not dtype.scale or dtype.bits == 4 or dtype.zero_point)
 
 
 # -- one block ------------------------------------------------------------------------------------------------------------
@@ -180,24 +182,6 @@ class _Term:
 
         return self.b.reduce("add", [self.b.index(terms)], body, ["t"])[0]
 
-    def low(self, offset: int) -> Callable[[Builder, Value], Value]:
-        """16 times the low half of a byte less 8."""
-
-        def byte(b: Builder, t: Value) -> Value:
-            turned = b.op("xor", self.byte(offset, b, t), b.const(0x88, u8))
-            return b.bitcast(b.op("shl", turned, b.const(4, u8)), i8)
-
-        return byte
-
-    def high(self, offset: int) -> Callable[[Builder, Value], Value]:
-        """16 times the high half of a byte less 8."""
-
-        def byte(b: Builder, t: Value) -> Value:
-            turned = b.op("xor", self.byte(offset, b, t), b.const(0x88, u8))
-            return b.bitcast(b.op("and", turned, b.const(0xF0, u8)), i8)
-
-        return byte
-
     def four(self, offset: int, half: int) -> Callable[[Builder, Value], Value]:
         """Four bits of a byte, from 0 to 15."""
 
@@ -208,7 +192,7 @@ class _Term:
         return byte
 
     def sums(self, number: int = 0) -> Value:
-        return self.b.op("load", self.x.sums, *self.row, self.b.index(number))
+        return self.b.cast(self.b.op("load", self.x.sums, *self.row, self.b.index(number)), i32)
 
     def scale(self, weight: Value) -> Value:
         return self.b.mul(weight, self.b.op("load", self.x.scale, *self.row))
@@ -219,25 +203,20 @@ class _Term:
     def times(self, value: Value, factor: int) -> Value:
         return self.b.mul(value, self.b.const(factor, i32))
 
-    def sixteenth(self, factor: Value) -> Value:
-        """The factor of sums that are 16 times as large."""
-        return self.b.mul(factor, self.b.const(1 / 16, f32))
-
     # -- formats ------------------------------------------------------------------------------------------------------
 
     def _q8_0(self) -> Value:
         return self.scaled(self.dot((0, lambda b, t: b.bitcast(self.byte(2, b, t), i8)), 32), self.half(0))
 
     def nibbles(self, offset: int) -> Value:
-        """16 times the sum of 32 numbers less 8."""
-        return self.b.add(self.dot((0, self.low(offset)), 16), self.dot((16, self.high(offset)), 16))
+        """The sum of 32 numbers from 0 to 15."""
+        return self.b.add(self.dot((0, self.four(offset, 0)), 16), self.dot((16, self.four(offset, 1)), 16))
 
     def _q4_0(self) -> Value:
-        return self.scaled(self.nibbles(2), self.sixteenth(self.half(0)))
+        return self.scaled(self.b.sub(self.nibbles(2), self.times(self.sums(), 8)), self.half(0))
 
     def _q4_1(self) -> Value:
-        whole = self.b.add(self.nibbles(4), self.times(self.sums(), 128))
-        return self.b.add(self.scaled(whole, self.sixteenth(self.half(0))), self.scaled(self.sums(), self.half(2)))
+        return self.b.add(self.scaled(self.nibbles(4), self.half(0)), self.scaled(self.sums(), self.half(2)))
 
     def fives(self, bits: int, offset: int) -> Value:
         """The sum of 32 numbers less 16, whose fifth bits are a word."""
@@ -309,29 +288,30 @@ class _Term:
             def byte(b: Builder, t: Value) -> Value:
                 four = b.op("and", b.op("shr", self.byte(64 * n + 32 * (r % 2) + 16 * g, b, t), b.const(4 * (r // 2), u8)), b.const(15, u8))
                 two = b.op("and", b.op("shr", self.byte(128 + 32 * n + 16 * g, b, t), b.const(2 * r, u8)), b.const(3, u8))
-                return b.sub(b.bitcast(b.op("or", four, b.op("shl", two, b.const(4, u8))), i8), b.const(32, i8))
+                return b.bitcast(b.op("or", four, b.op("shl", two, b.const(4, u8))), i8)
 
             return byte
 
         places = [(n, r, g) for n in range(2) for r in range(4) for g in range(2)]
-        parts = [
-            b.mul(b.cast(b.bitcast(self.byte(192 + place), i8), i32), self.dot((16 * place, number(*where)), 16)) for place, where in enumerate(places)
-        ]
-        return self.scaled(self.total(parts), self.half(208))
+        scales = [b.cast(b.bitcast(self.byte(192 + place), i8), i32) for place in range(16)]
+        whole = self.total([b.mul(scale, self.dot((16 * place, number(*where)), 16)) for place, (scale, where) in enumerate(zip(scales, places, strict=True))])
+        less = self.total([b.mul(scale, self.sums(place)) for place, scale in enumerate(scales)])
+        return self.scaled(b.sub(whole, self.times(less, 32)), self.half(208))
 
     def group(self, dtype: DType) -> Value:
         b, scale = self.b, by_name(dtype.scale)
         start, half = scale.itemsize * (1 + dtype.zero_point), dtype.block // 2
         if dtype.bits == 4:
             # The activations lie with all even places first.
-            whole = b.add(self.dot((0, self.low(start)), half), self.dot((half, self.high(start)), half))
+            whole = b.add(self.dot((0, self.four(start, 0)), half), self.dot((half, self.four(start, 1)), half))
         else:
             whole = self.dot((0, lambda b, t: b.bitcast(b.op("xor", self.byte(start, b, t), b.const(0x80, u8)), i8)), dtype.block)
         if dtype.zero_point:
-            less = b.sub(b.const(1 << dtype.bits - 1, i32), b.cast(self.byte(scale.itemsize), i32))
-            whole = b.add(whole, b.mul(self.times(less, 16) if dtype.bits == 4 else less, self.sums()))
-        factor = self.half(0) if scale is f16 else b.bitcast(self.word(0, u32), f32)
-        return self.scaled(whole, self.sixteenth(factor) if dtype.bits == 4 else factor)
+            zero = b.cast(self.byte(scale.itemsize), i32)
+            whole = b.sub(whole, b.mul(zero if dtype.bits == 4 else b.sub(zero, b.const(128, i32)), self.sums()))
+        elif dtype.bits == 4:
+            whole = b.sub(whole, self.times(self.sums(), 8))
+        return self.scaled(whole, self.half(0) if scale is f16 else b.bitcast(self.word(0, u32), f32))
 
 
 # -- rounding activations -------------------------------------------------------------------------------------------------
@@ -357,25 +337,25 @@ def rounding_calls(x: RoundedInput, names: dict[Value, str], call: KernelCall) -
         )  # fmt: skip
         return KernelCall(found, tuple(names[p] for p in (x.source, x.numbers, x.scale, x.sums) if any(p.name == q.name for q in params)), call.loops)
 
-    def scales(b: Builder, *indices: Value) -> Sequence[Value]:
-        *row, block_index = indices
-        start = b.mul(block_index, b.index(block))
-        (largest,) = b.reduce("max", [b.index(block)], lambda inner, t: [inner.op("abs", element(inner, row, inner.add(start, t)))])
-        b.multi("store", scale, *indices, b.op("div", largest, b.const(127.0, f32)))
-        return []
-
     even_first = bool(dtype.scale) and dtype.bits == 4
 
     def rounding(b: Builder, *indices: Value) -> Sequence[Value]:
-        *row, block_index, t = indices
-        place = t
-        if even_first:
-            place = b.add(b.mul(b.op("mod", t, b.index(block // 2)), b.index(2)), b.op("floordiv", t, b.index(block // 2)))
-        step = b.op("load", scale, *row, block_index)
-        zero = b.const(0.0, f32)
+        *row, block_index = indices
+        start = b.mul(block_index, b.index(block))
+        (largest,) = b.reduce("max", [b.index(block)], lambda inner, t: [inner.op("abs", element(inner, row, inner.add(start, t)))])
+        step, zero = b.op("div", largest, b.const(127.0, f32)), b.const(0.0, f32)
+        b.multi("store", scale, *indices, step)
         inverse = b.select(b.op("eq", step, zero), zero, b.op("div", b.const(1.0, f32), step))
-        value = element(b, row, b.add(b.mul(block_index, b.index(block)), place))
-        b.multi("store", numbers, *indices, b.cast(b.op("round", b.mul(value, inverse)), i8))
+
+        def one(inner: Builder, t: Value) -> Sequence[Value]:
+            place = t
+            if even_first:
+                place = inner.add(inner.mul(inner.op("mod", t, inner.index(block // 2)), inner.index(2)), inner.op("floordiv", t, inner.index(block // 2)))
+            value = element(inner, row, inner.add(start, place))
+            inner.multi("store", numbers, *indices, t, inner.cast(inner.op("round", inner.mul(value, inverse)), i8))
+            return []
+
+        b.for_(b.index(0), b.index(block), b.index(1), [], one, name="t", independent=True)
         return []
 
     def adding(b: Builder, *indices: Value) -> Sequence[Value]:
@@ -383,12 +363,11 @@ def rounding_calls(x: RoundedInput, names: dict[Value, str], call: KernelCall) -
         each = block // _sum_count(dtype)
         start = b.mul(part, b.index(each))
         (total,) = b.reduce("add", [b.index(each)], lambda inner, t: [inner.cast(inner.op("load", numbers, *row, block_index, inner.add(start, t)), i32)])
-        b.multi("store", sums, *indices, total)
+        b.multi("store", sums, *indices, b.cast(total, i16) if _sum_count(dtype) > 1 else total)
         return []
 
     calls = [
-        kernel("scale", (source, scale), (*lead, blocks), scales),
-        kernel("round", (source, numbers, scale), (*lead, blocks, Size.of(block)), rounding),
+        kernel("round", (source, numbers, scale), (*lead, blocks), rounding),
     ]
     arrays = [(x.numbers, numbers), (x.scale, scale)]
     if needs_sums(dtype):

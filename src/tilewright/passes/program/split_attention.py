@@ -75,7 +75,7 @@ def split_attention(program: Program, plans: Plans, target: Target, hints: Mappi
         form = find_split(call.kernel)
         if form is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is no attention that can be cut", call.kernel.span)
-        parts = _Parts(form, _splits(form, schedule), schedule.n, len(scratch), isinstance(schedule, MmaAttention) and schedule.interleave)
+        parts = _Parts(form, _splits(form, schedule), schedule.n, len(scratch))
         scratch += [ProgramArray(p.name, tensor_of(p), "scratch") for p in parts.partials]
         names = dict(zip(call.kernel.params, call.args, strict=True)) | {p: p.name for p in parts.partials}
         if form.watched:
@@ -121,15 +121,13 @@ def _loop_splits(form: SplitForm, target: Target, hints: Mapping[str, int]) -> S
 class _Parts:
     """What is made of one kernel: `partials` are the maximum, the sum and the weighted sum of each part."""
 
-    def __init__(self, form: SplitForm, splits: Size, step: int, number: int, interleave: bool = False) -> None:
+    def __init__(self, form: SplitForm, splits: Size, step: int, number: int) -> None:
         self.form, self.found, self.kernel = form, form.found, form.kernel
         self.splits, self.step = splits, step
         found = self.found
         self.made = {result: op for op in walk(self.kernel.body) for result in op.results}
         self.row = found.indices[found.row]
         self.outer = [found.extents[p] for p in found.batch]
-        self.place = len(self.outer) - 1 if interleave and self.outer else len(self.outer)
-        """Of the part among the indices of the first kernel."""
         lines = (*self.outer, found.extents[found.row], splits)
         shapes = (lines, lines, (*lines, found.column_extent))
         self.partials = [
@@ -217,9 +215,8 @@ class _Parts:
         """The kernel of the parts."""
         found = self.found
         b = Builder(self.kernel.span)
-        extents = [b.index(e) for e in (*self.outer[: self.place], self.splits, *self.outer[self.place :], found.extents[found.row])]
-        names = [found.indices[p].name for p in found.batch]
-        names = [*names[: self.place], "part", *names[self.place :], self.row.name]
+        extents = [b.index(e) for e in (*self.outer, self.splits, found.extents[found.row])]
+        names = [*(found.indices[p].name for p in found.batch), "part", self.row.name]
         with b.at(found.parallel.span):
             b.parallel(extents, self._part, names)
         return self._finished(f"{self.kernel.name}.parts", b, early=True)
@@ -236,8 +233,7 @@ class _Parts:
 
     def _part(self, b: Builder, *indices: Value) -> list[Value]:
         found = self.found
-        *batch, row = indices
-        part = batch.pop(self.place)
+        *batch, part, row = indices
         places = (*batch, row, part)
         env = self._indices([*batch, row])
         low, length = self._range(b, env)

@@ -88,6 +88,8 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
     if any(has_effects(op) for op in region.ops if op.opcode not in ("store", "yield")):
         return None
     reduction = nest.reductions[0]
+    if "packed" in reduction.attrs and not target.simt:
+        return None  # rows of integers are short work; their loop wants to be whole
     forms = analyse(kernel)
     form = forms[reduction.operands[0]]
     beside = _beside(region, reduction)

@@ -124,10 +124,6 @@ class MmaAttention(GpuAttention):
     """Parts of the keys that are computed side by side, for few rows, and then added up; 0: all keys of a row in one block."""
     prefetch: int = 0
     """Bytes around each copy that come to the second-level cache with it: 0, 128 or 256."""
-    ahead: int = 0
-    """Steps by which the blocks of neighbouring heads, whose rows lie side by side, fetch whole rows to the second-level cache before they are copied; 0: not at all."""
-    interleave: bool = False
-    """With splits: blocks of the same part of neighbouring heads are launched one after the other, not the parts of one head."""
 
     @property
     def threads(self) -> int:
@@ -173,9 +169,9 @@ class MmaAttention(GpuAttention):
 
     def refusal(self, target: Target, operand: DType) -> str:
         fits = self.warps_m in (1, 2, 4, 8, 16) and self.m in (TERMS * self.warps_m, 2 * TERMS * self.warps_m)
-        if fits and self.stages in (2, 3, 4) and self.n % TERMS == 0 and 16 <= self.n <= 256 and self.prefetch in (0, 128, 256) and 0 <= self.ahead <= 16:
+        if fits and self.stages in (2, 3, 4) and self.n % TERMS == 0 and 16 <= self.n <= 256 and self.prefetch in (0, 128, 256):
             return ""
-        return "m = 16 or 32 * warps_m, which is a power of two, 2 to 4 stages, n a multiple of 16, prefetch 0, 128 or 256 and ahead up to 16"
+        return "m = 16 or 32 * warps_m, which is a power of two, 2 to 4 stages, n a multiple of 16, and prefetch 0, 128 or 256"
 
     def has_room(self, target: Target) -> bool:
         if min(self.m, self.k) < 1 or self.threads > target.max_threads or not 2 <= self.stages <= 4:

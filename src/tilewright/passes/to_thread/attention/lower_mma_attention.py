@@ -27,7 +27,6 @@ from tilewright.analysis.attention import loads_of
 from tilewright.base.dtypes import f32, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
-from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
@@ -399,46 +398,6 @@ class _MmaAttentionLowering:
         b.if_(b.op("lt", t, steps), bring, lambda inner: [])
         b.multi("copy_commit")
 
-    def _fetch_step(self, b: Builder, t: Value, steps: Value) -> None:
-        """Have this block's share of the rows of step t come to the second-level cache, if there is such a step: rows of neighbouring heads, which their blocks
-        copy at about the same time, lie side by side, and memory gives whole rows faster."""
-
-        def fetch(inner: Builder) -> list[Value]:
-            step = self.source
-            self.env[step.index] = inner.cast(t, dtype_of(step.index.type))
-            for part in (self.key, self.value):
-                found = self._heads(part)
-                if found is None:
-                    continue
-                tensor, head = found
-                self.epilogue.ops(inner, self._straight(needed_ops(step.ops, part.load.operands[1:])))
-                indices = [self.epilogue.origin(self.env[v]) for v in part.load.operands[1 : 1 + tensor.rank]]
-                share = part.rows * part.columns
-                line = 128 // tensor.dtype.itemsize
-                first = inner.add(inner.mul(indices[head], inner.index(share)), inner.mul(self.epilogue.thread, inner.index(line)))
-                indices[head] = inner.index(0)
-                for start in range(0, share, line * self.schedule.threads):
-                    inner.multi("prefetch", part.load.operands[0], *indices[:-1], inner.add(first, inner.index(start)))
-            return []
-
-        b.if_(b.op("lt", t, steps), fetch, lambda inner: [])
-
-    def _heads(self, part: _MmaPart) -> tuple[Tensor, int] | None:
-        """The array of an operand and the axis of its heads, where the rows of all heads of a key lie side by side, and those of the next key after them."""
-        if part.load.opcode != "load":
-            return None
-        tensor = part.load.operands[0].type
-        assert isinstance(tensor, Tensor)
-        indices = part.load.operands[1 : 1 + tensor.rank]
-        held = [self.env.get(v) for v in indices]
-        if tensor.rank < 3 or not all(isinstance(h, Value | RegisterIndex) for h in held) or not isinstance(held[-2], Value):
-            return None
-        walks = held[-3]
-        beside = tensor.shape[-1].constant == part.columns and tensor.strides[-3:] == (tensor.shape[-2] * part.columns, Size.of(part.columns), Size.of(1))
-        if not beside or not isinstance(walks, RegisterIndex) or walks.factors != {part.row_axis: 1}:
-            return None
-        return tensor, tensor.rank - 2
-
     def _straight(self, ops: Sequence[Op]) -> list[Op]:
         """Without ops that make indices of single rows (`_gathered`): tiles of quotients and of what is loaded by them."""
         late: set[Value] = set()
@@ -466,8 +425,6 @@ class _MmaAttentionLowering:
         self._bring(b, self.query, b.index(0))
         for number in range(s.stages - 1):
             self._bring_step(b, b.const(number, u32), steps)
-        for number in range(s.stages - 1, s.stages - 1 + s.ahead):
-            self._fetch_step(b, b.const(number, u32), steps)
         if self.in_registers:
             self._arrived(b)
             self.words = [word for number in range(s.k // TERMS) for word in self._query_words(b, number)]
@@ -480,8 +437,6 @@ class _MmaAttentionLowering:
             def body(inner: Builder, t: Value, *carried: Value, own: ScoreStep = step) -> list[Value]:
                 self._arrived(inner)
                 self._bring_step(inner, inner.add(t, inner.const(s.stages - 1, u32)), steps)
-                if s.ahead:
-                    self._fetch_step(inner, inner.add(t, inner.const(s.stages - 1 + s.ahead, u32)), steps)
                 return self._next(inner, own, t, self._state(carried)).flat()
 
             high = self.scores.count(b, self.scores.walks[which])

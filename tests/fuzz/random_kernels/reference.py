@@ -458,7 +458,7 @@ class Reference:
             which = cond(env)
             if which is UNKNOWN:
                 a, b = then(env), other(env)
-                return a if not isinstance(a, Near) and a == b else UNKNOWN
+                return a if not isinstance(a, Near) and a == b and (a != 0 or math.copysign(1.0, a) == math.copysign(1.0, b)) else UNKNOWN
             if not lazy:
                 then(env), other(env)
             return then(env) if which else other(env)

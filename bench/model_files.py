@@ -45,8 +45,21 @@ def gemma_file(path: Path) -> Path:
         f"{g}.attention.layer_norm_rms_epsilon": 1e-6, f"{g}.attention.key_length": 256, f"{g}.attention.value_length": 256, f"{g}.rope.freq_base": 1e6, f"{g}.attention.sliding_window": 512,
         f"{g}.attention.head_count_kv": 1,
     }  # fmt: skip
-    write_gguf(path, metadata, tensors)
+    write_gguf(path, metadata | _vocabulary(262144), tensors)
     return path
+
+
+def _vocabulary(words: int) -> dict[str, Any]:
+    """Of SentencePiece: control tokens, bytes, and pieces that are numbers."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{n:02X}>" for n in range(256))]
+    kinds = [3, 3, 3, 2] + [6] * 256
+    tokens += [f"\u2581{n}" for n in range(words - len(tokens))]
+    kinds += [1] * (words - len(kinds))
+    t = "tokenizer.ggml"
+    return {
+        f"{t}.model": "llama", f"{t}.tokens": tokens, f"{t}.scores": -np.arange(words, dtype=np.float32), f"{t}.token_type": np.array(kinds, np.int32),
+        f"{t}.bos_token_id": 2, f"{t}.eos_token_id": 1, f"{t}.unknown_token_id": 3, f"{t}.padding_token_id": 0, f"{t}.add_bos_token": True,
+    }  # fmt: skip
 
 
 def encoder_file(path: Path, layers: int = 6, width: int = 384, hidden: int = 1536, words: int = 30522) -> Path:
@@ -56,7 +69,8 @@ def encoder_file(path: Path, layers: int = 6, width: int = 384, hidden: int = 15
     rng = np.random.default_rng(2)
 
     def weight(rows: int, columns: int) -> np.ndarray:
-        return (rng.standard_normal((rows, columns)) * columns**-0.5).astype(np.float32)
+        values: np.ndarray = rng.standard_normal((rows, columns)) * columns**-0.5
+        return values.astype(np.float32)
 
     tensors: dict[str, Any] = {"token_embd.weight": weight(words, width), "position_embd.weight": weight(512, width), "token_types.weight": weight(2, width)}
     for name in ["token_embd_norm", *(f"blk.{n}.{norm}" for n in range(layers) for norm in ("attn_output_norm", "layer_output_norm"))]:

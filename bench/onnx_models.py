@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,15 @@ import numpy as np
 from bench.onnx_writer import model, node, value
 
 
-def encoder(layers: int = 6, width: int = 384, heads: int = 12, inner: int = 1536, vocabulary: int = 1000, seed: int = 0) -> bytes:
-    """Token numbers `[batch, tokens]` and a mask in, states `[batch, tokens, width]` out; both sizes are named."""
+def encoder(layers: int = 6, width: int = 384, heads: int = 12, inner: int = 1536, vocabulary: int = 1000, seed: int = 0, given: Mapping[str, np.ndarray] | None = None) -> bytes:
+    """Token numbers `[batch, tokens]` and a mask in, states `[batch, tokens, width]` out; both sizes are named. `given` are weights by name instead of random ones."""
     generator = np.random.default_rng(seed)
     weights: dict[str, Any] = {}
     nodes: list[bytes] = []
     each = width // heads
 
     def weight(name: str, *shape: int, scale: float = 0.02) -> str:
-        weights[name] = (generator.standard_normal(shape) * scale).astype(np.float32)
+        weights[name] = given[name] if given is not None else (generator.standard_normal(shape) * scale).astype(np.float32)
         return name
 
     def constant(name: str, array: Any) -> str:
@@ -33,7 +34,7 @@ def encoder(layers: int = 6, width: int = 384, heads: int = 12, inner: int = 153
         return add("Add", product, weight(f"{name}.b", columns), out=f"{name}.out")
 
     def norm(x: str, name: str) -> str:
-        constant(f"{name}.gamma", 1 + 0.1 * generator.standard_normal(width).astype(np.float32))
+        constant(f"{name}.gamma", given[f"{name}.gamma"] if given is not None else 1 + 0.1 * generator.standard_normal(width).astype(np.float32))
         weight(f"{name}.beta", width)
         return add("LayerNormalization", x, f"{name}.gamma", f"{name}.beta", out=f"{name}.out", epsilon=1e-12)
 

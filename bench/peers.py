@@ -1,7 +1,7 @@
 """The libraries we are held against: which a run needs, and what to do when one is missing.
 
-A benchmark without its peers says nothing, so a missing one ends the run with the command that brings it. Only torch.compile on
-the CPU may be left out: it needs a C++ compiler, which is no Python package.
+A benchmark without its peers says nothing, so a missing one ends the run with the command that brings it. Two may be left out:
+torch.compile on the CPU, which needs a C++ compiler, and llama.cpp, which is built from source. The run says so.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ NEEDED = {
     "random-cpu": {},
     "ordered": {"torch": "torch", "triton": "triton"},
     "ordered-cpu": {},
+    "models": {"torch": "torch"},
+    "models-cpu": {"onnxruntime": "onnxruntime"},
     "host": {},
     "gemv": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},

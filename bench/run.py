@@ -47,6 +47,8 @@ KINDS = (
     "checks-cpu",
     "quantised-cpu",
     "onnx-cpu",
+    "models",
+    "models-cpu",
     "host",
     "gemv",
     *contraction_run.KINDS,
@@ -271,6 +273,13 @@ def gemv_jobs(setting: Setting, quick: bool) -> list[Job]:
     return [Job(row.label, (row.op,), lambda row=row: quantised.records(setting, row)) for row in quantised.rows(quick)]  # type: ignore[misc]
 
 
+def model_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
+    from bench import models
+
+    session = models.ModelSession(setting, quick, "cpu" if kind == "models-cpu" else "cuda")
+    return [Job(row, (row,), lambda row=row: session.records(row)) for row in models.ROWS]  # type: ignore[misc]
+
+
 def host_jobs(setting: Setting) -> list[Job]:
     from bench import host_times
 
@@ -335,6 +344,8 @@ def main(
             jobs = ordered_jobs(kind, setting, quick)
         elif kind == "gemv":
             jobs = gemv_jobs(setting, quick)
+        elif kind.startswith("models"):
+            jobs = model_jobs(kind, setting, quick)
         elif kind == "host":
             jobs = host_jobs(setting)
         else:

@@ -8,6 +8,8 @@ from __future__ import annotations
 SLOW = (
     "fuzz",
     "gpu",
+    "models/test_gemma.py",
+    "models/test_random_models.py",
     "run/test_attention.py",
     "run/test_attention_cpu.py",
     "run/test_attention_f8.py",

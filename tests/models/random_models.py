@@ -23,7 +23,8 @@ class RandomModel:
         self.architecture, self.words, self.context, self.window = architecture, words, context, window
         self.layers, self.width, self.heads, self.groups, self.depth, self.hidden = layers, width, heads, groups, depth, hidden
         self.rng = np.random.default_rng(seed)
-        self.formats, self.turn = formats, 0
+        self.formats: tuple[Any, ...] = formats
+        self.turns: dict[str, int] = {}
         self.tensors: Arrays = {}
         self.weights: dict[str, np.ndarray] = {}
         self.theta = 500.0
@@ -36,8 +37,9 @@ class RandomModel:
         array = (1 + 0.2 * values if gain else values * (0.3 if len(shape) == 1 else 1)).astype(np.float32)
         stored: Any = array
         if self.formats and len(shape) == 2 and packs:
-            dtype = self.formats[self.turn % len(self.formats)]
-            self.turn += 1
+            # The same format in every layer: layers are then one program, as in most files.
+            part = ".".join(name.split(".")[2:]) if name.startswith("blk.") else name
+            dtype = self.formats[self.turns.setdefault(part, len(self.turns)) % len(self.formats)]
             if dtype is not None and shape[-1] % dtype.block == 0:
                 stored = tw.quantize(array, dtype) if dtype.is_packed else array.astype(dtype.numpy)
                 array = tw.dequantize(stored) if dtype.is_packed else stored.astype(np.float32)
@@ -109,7 +111,7 @@ class RandomModel:
     def folder(self, path: Path, more: dict[str, Any] | None = None) -> Path:
         """Names and numbers as in folders of the transformers library."""
         from tilewright.models.fields import FOLDER_FIELDS
-        from tilewright.models.folders import _DECODER, _TABLES  # type: ignore[attr-defined]
+        from tilewright.models.folders import _DECODER, _TABLES
 
         path.mkdir(exist_ok=True)
         fields = {f"{self.architecture}.{field}": name for name, field in FOLDER_FIELDS.items()}

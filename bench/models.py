@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ class ModelSession:
         for llama in self.llamas.values():
             llama.n_tokens = 0
             llama.eval(ids)
-        return {OURS: ours} | {name: (lambda llama=llama: theirs(llama)) for name, llama in self.llamas.items()}
+        return {OURS: ours} | {name: partial(theirs, llama) for name, llama in self.llamas.items()}
 
     def _prompt(self) -> dict[str, Timed]:
         model = self.gemma
@@ -182,7 +182,7 @@ class ModelSession:
         for llama in self.llamas.values():
             self._check_logits(llama)
         ours()
-        return {OURS: ours} | {name: (lambda llama=llama: theirs(llama)) for name, llama in self.llamas.items()}
+        return {OURS: ours} | {name: partial(theirs, llama) for name, llama in self.llamas.items()}
 
     def _check_logits(self, llama: Any) -> None:
         ids = self.ids[:FIRST]
@@ -242,7 +242,7 @@ class ModelSession:
             torch.cuda.synchronize()
             return (time.perf_counter() - start) * 50
 
-        return {name: (lambda call=call: several(call)) for name, call in calls.items()}
+        return {name: partial(several, call) for name, call in calls.items()}
 
 
 def has_llama() -> bool:

@@ -25,7 +25,7 @@ def group_calls(calls: Sequence[PlannedCall], fuse: bool) -> list[list[PlannedCa
     cuts = {*_cuts(calls)} if len(calls) > MOST_PARTS else set()
     for number, call in enumerate(calls):
         alone = not found or number in cuts or not call.joins or not found[-1][0].joins or call.constant != found[-1][0].constant
-        if alone or _conflict(found[-1], call):
+        if alone or _conflict(found[-1], call) or _new_keys(found[-1], call):
             found.append([call])
         else:
             found[-1].append(call)
@@ -99,6 +99,18 @@ def _form(call: PlannedCall) -> tuple[object, ...]:
             # Layers differ in the dtypes of their weights: the program is the same, its code is not.
             args.append((value.shape, value.dtype.is_packed or value.dtype, value.steps))
     return id(call.kernel), call.constant, tuple(args), tuple((v.shape, v.memory, v.dtype) for v in call.values)
+
+
+def _new_keys(group: Sequence[PlannedCall], call: PlannedCall) -> bool:
+    """Whether a call is attention over keys that the group makes, and no cache.
+
+    Heads are then places in the rows of a product whose width is a size of the program, so that each access would be checked as it runs, and attention would not be
+    recognised. Keys that come from another program are arrays with heads of their own.
+    """
+    keys = call.arguments.get("k")
+    if call.node.op != "Attention" or not isinstance(keys, Ref) or not isinstance(keys.root, PlannedValue):
+        return False
+    return any(value.number == keys.root.number for other in group for value in other.values)
 
 
 def _conflict(group: Sequence[PlannedCall], call: PlannedCall) -> bool:

@@ -353,3 +353,19 @@ def test_inputs_of_a_capture_keep_their_form() -> None:
         step(x=normal(3, 16))
     with fails("has no input 'y'", "TW008"):
         step(y=1)
+
+
+def test_attention_over_new_keys_begins_a_program() -> None:
+    """Heads are places in rows of products: attention would not be recognised in the program that makes them."""
+    g = tw.TensorGraph("encoder")
+    x, lengths = g.input("x", (2, 5, 12), tw.f32), g.input("lengths", (2,), tw.i32)
+    weights = {name: normal(12, 12) for name in "qkv"}
+    q, k, v = (g.op("MulMat", x, weight=weights[name], name=name).reshape((2, 5, 3, 4)) for name in "qkv")
+    g.output("y", g.op("Attention", q, k, v, lengths=lengths, scale=0.5, name="mixed"))
+    arrays = {"x": normal(2, 5, 12), "lengths": np.array([5, 2], np.int32)}
+    assert [[call.node.name for call in segment.calls] for segment in g.plan(**arrays).segments] == [["q", "k", "v"], ["mixed"]]
+    q, k, v = ((arrays["x"].astype(np.float64) @ weights[name].T).reshape(2, 5, 3, 4) for name in "qkv")
+    scores = np.where(np.arange(5) < arrays["lengths"][:, None, None, None], np.einsum("sigd,sjgd->sgij", q, k) * 0.5, -np.inf)
+    chances = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = np.einsum("sgij,sjgd->sigd", chances / chances.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(g.run(device="cpu", **arrays), wanted, atol=1e-5)

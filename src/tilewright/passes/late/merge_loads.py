@@ -9,30 +9,15 @@ loads move up to the first of their group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.analysis import divisors
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor
+from tilewright.passes.late.neighbours import Neighbours
 
-WIDEST = 16
-"""Bytes of one access."""
-Form = tuple[tuple[Value, ...], int]
-"""Values that are added up, and a constant."""
 _WRITERS = frozenset({"store", "accumulate", "atomic", "atomic_store"})
-
-
-def sum_of(value: Value, made: Mapping[Value, Op], order: Mapping[Value, int]) -> Form:
-    """A value as a sum of others, sorted by `order`, and a constant."""
-    op = made.get(value)
-    if op is not None and op.opcode == "const" and isinstance(op.attrs["value"], int):
-        return (), op.attrs["value"]
-    if op is not None and op.opcode == "add" and isinstance(value.type, Scalar):
-        (first, one), (second, two) = (sum_of(v, made, order) for v in op.operands)
-        return tuple(sorted((*first, *second), key=lambda v: order.get(v, -1))), one + two
-    return (value,), 0
 
 
 def merge_loads(kernel: Kernel) -> Kernel:
@@ -42,19 +27,12 @@ def merge_loads(kernel: Kernel) -> Kernel:
 
 class _Merging:
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.divisors = divisors.analyse(kernel)
-        self.made = {result: op for op in walk(kernel.body) for result in op.results}
+        self.neighbours = Neighbours(kernel)
         written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _WRITERS}
         self.read_only = {p for p in kernel.params if isinstance(p.type, Tensor) and p not in written}
         shared = {op.result for op in walk(kernel.body) if op.opcode == "alloc" and op.attrs.get("space") == "shared"}
         self.copied = {op.operands[0] for op in walk(kernel.body) if op.opcode == "copy_async"} & shared - written
         """Shared memory that copies fill: between two waits nobody changes what is read."""
-        self.order = {value: number for number, value in enumerate((*(r for op in walk(kernel.body) for r in op.results),))}
-
-    def form(self, value: Value) -> Form:
-        """A value as a sum of others and a constant."""
-        return sum_of(value, self.made, self.order)
 
     def block(self, block: Block) -> Block:
         groups: dict[tuple[object, ...], list[tuple[int, Op]]] = {}
@@ -63,7 +41,7 @@ class _Merging:
             waits += op.opcode in ("copy_wait", "warp_sync", "barrier", "copy_async") or bool(op.regions)
             if self.is_single(op):
                 rank = op.operands[0].type.rank  # type: ignore[union-attr]
-                terms, constant = self.form(op.operands[rank])
+                terms, constant = self.neighbours.form(op.operands[rank])
                 key = (op.operands[:rank], op.operands[rank + 1 :], terms, op.operands[rank].type, waits if op.operands[0] in self.copied else 0)
                 groups.setdefault(key, []).append((constant, op))
         joined: dict[int, list[Op]] = {}
@@ -100,36 +78,12 @@ class _Merging:
         at: dict[int, Op] = {}
         for constant, op in found:
             at.setdefault(constant, op)
-        runs: list[list[Op]] = []
-        places = sorted(at)
-        while places:
-            first = places[0]
-            width = self.width(at[first])
-            while width > 1 and not all(first + k in at for k in range(width)):
-                width //= 2
-            if width > 1:
-                runs.append([at[first + k] for k in range(width)])
-            places = [p for p in places if p >= first + width]
-        return runs
-
-    def width(self, op: Op) -> int:
-        """Elements from there on that one access may take."""
-        memory = op.operands[0].type
-        assert isinstance(memory, Tensor)
-        size, facts = memory.dtype.itemsize, self.kernel.facts
-        width = max(1, WIDEST // size)
-        last = self.divisors.get(op.operands[memory.rank], 1)
-        strides = [divisors.of_size(s, facts) * self.divisors.get(v, 1) for s, v in zip(memory.strides[:-1], op.operands[1 : memory.rank], strict=True)]
-        if memory.strides[-1].constant != 1:
-            return 1
-        while width > 1 and (last % width or any(s % width for s in strides) or (memory.align or size) % (width * size)):
-            width //= 2
-        return width
+        return self.neighbours.runs(at)
 
     def load(self, b: Builder, run: Sequence[Op], values: dict[Value, Value]) -> None:
         first = run[0]
         rank = first.operands[0].type.rank  # type: ignore[union-attr]
-        terms, constant = self.form(first.operands[rank])
+        terms, constant = self.neighbours.form(first.operands[rank])
         with b.at(first.span):
             place: Value | None = None
             for term in terms:

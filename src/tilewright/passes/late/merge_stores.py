@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.analysis import divisors
 from tilewright.base.dtypes import f32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor, dtype_of
-from tilewright.passes.late.merge_loads import WIDEST, Form, sum_of
+from tilewright.passes.late.neighbours import Form, Neighbours
 
 _OTHERS = frozenset({"load", "accumulate", "atomic", "atomic_load", "atomic_store"})
 
@@ -29,10 +28,7 @@ def merge_stores(kernel: Kernel) -> Kernel:
 
 class _StoreMerging:
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.divisors = divisors.analyse(kernel)
-        self.made = {result: op for op in walk(kernel.body) for result in op.results}
-        self.order = {value: number for number, value in enumerate((*(r for op in walk(kernel.body) for r in op.results),))}
+        self.neighbours = Neighbours(kernel)
         touched = {op.operands[0] for op in walk(kernel.body) if op.opcode in _OTHERS}
         self.write_only = {p for p in kernel.params if isinstance(p.type, Tensor) and p not in touched}
 
@@ -58,42 +54,18 @@ class _StoreMerging:
         rank = stores[0].operands[0].type.rank  # type: ignore[union-attr]
         if rank == 0 or any(op.attrs or not isinstance(op.operands[-1].type, Scalar) or len(op.operands) != rank + 2 for op in stores):
             return []
-        forms: list[Form] = [sum_of(op.operands[rank], self.made, self.order) for op in stores]
+        forms: list[Form] = [self.neighbours.form(op.operands[rank]) for op in stores]
         if len({(op.operands[1:rank], form[0]) for op, form in zip(stores, forms, strict=True)}) != 1:
             return []
         at = {form[1]: op for op, form in zip(stores, forms, strict=True)}
         if len(at) != len(stores):
             return []
-        runs: list[list[Op]] = []
-        places = sorted(at)
-        while places:
-            first = places[0]
-            width = self.width(at[first])
-            while width > 1 and not all(first + k in at for k in range(width)):
-                width //= 2
-            if width > 1:
-                runs.append([at[first + k] for k in range(width)])
-            places = [p for p in places if p >= first + width]
-        return runs
-
-    def width(self, op: Op) -> int:
-        """Elements from there on that one access may take."""
-        memory = op.operands[0].type
-        assert isinstance(memory, Tensor)
-        size, facts = memory.dtype.itemsize, self.kernel.facts
-        width = max(1, WIDEST // size)
-        last = self.divisors.get(op.operands[memory.rank], 1)
-        strides = [divisors.of_size(s, facts) * self.divisors.get(v, 1) for s, v in zip(memory.strides[:-1], op.operands[1 : memory.rank], strict=True)]
-        if memory.strides[-1].constant != 1:
-            return 1
-        while width > 1 and (last % width or any(s % width for s in strides) or (memory.align or size) % (width * size)):
-            width //= 2
-        return width
+        return self.neighbours.runs(at)
 
     def store(self, b: Builder, run: Sequence[Op]) -> None:
         first = run[0]
         values = [op.operands[-1] for op in run]
-        casts = [self.made.get(v) for v in values]
+        casts = [self.neighbours.made.get(v) for v in values]
         wide = [c.operands[0] for c in casts if c is not None and c.opcode == "cast" and not c.attrs.keys() - {"dtype"}]
         with b.at(first.span):
             if len(wide) == len(values) and all(dtype_of(v.type) is f32 for v in wide):

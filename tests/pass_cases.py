@@ -188,6 +188,7 @@ WINDOWS = numbers(2, 16, 16), numbers(2, 3, 3)
 SCALED = stages(scale, "sm_90a", numbers(8, 64), numbers(64))
 PLANES = stages(planes, "sm_90a", *WINDOWS)
 PACKED_ROWS = stages(packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256))
+PACKED_ON_ARM = stages(packed_rows, "aarch64-neon", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256))
 FEW_ROWS = stages(product, "sm_90a", numbers(2, 256, dtype=BF16), numbers(64, 256, dtype=BF16), schedule="family=gemv m=2 n=2 k=256")
 ON_HOPPER = stages(product, "sm_90a", SQUARE, SQUARE, schedule="family=wgmma m=64 n=64 k=64 stages=2")
 CACHED = (numbers(8, 64, dtype=np.float16), *(numbers(256, 2, 64, dtype=np.float16) for _ in range(2)), np.array([200], np.int32))
@@ -234,6 +235,8 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_mma"): stages(product, "sm_80", SQUARE, SQUARE),
     ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
+    ("tile", "lower_packed_rows"): PACKED_ON_ARM,
+    ("thread", "expand_dots"): PACKED_ON_ARM,
     ("thread", "merge_loads"): PACKED_ROWS,
     ("thread", "fetch_rows"): stages(
         packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256), schedule="family=gemv m=1 n=4 k=256 vector=1 unit=8 matrix=1 pdl=1 fetch=1"

@@ -40,14 +40,14 @@ def test_all_of_8_bits(dtype: Any, target: str) -> None:
     limit = np.where(np.tri(40, k=3, dtype=bool), 0.0, -np.inf)
     turned = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
     want = attend(scores(turned[0], turned[1], 0.125) + limit, turned[2]).transpose(0, 2, 1, 3)
-    check(text.rows_first, (q, k, v), want, target, 3, 2e-3)
+    check(text.rows_first, (q, k, v), want, target, 1, 2e-3)
 
 
 @pytest.mark.parametrize("target", FAMILIES)
 def test_keys_and_values_of_8_bits(target: str) -> None:
     """A cache of keys and values: they become what the queries are."""
     q, k, v = arrays((bf16.numpy, f8e4m3.numpy, f8e4m3.numpy), 1, 2, 33, 64)
-    check(text.plain, (q, k, v, 0.2), attend(scores(q, k, 0.2), v), target, 2, 1e-2)
+    check(text.plain, (q, k, v, 0.2), attend(scores(q, k, 0.2), v), target, 1, 1e-2)
 
 
 def test_one_array_is_copied_once() -> None:

@@ -112,6 +112,9 @@ def test_other_widths_are_wide_too(dtype: type[np.generic], pattern: str) -> Non
 def test_inputs_are_read_past_the_coherent_cache() -> None:
     for kernel in KERNELS:
         first = entries(kernel.ptx())[0]
+        if "griddepcontrol.wait" in first:  # ptxas would move such loads above the wait
+            assert "ld.global.nc" not in first, kernel.name
+            continue
         assert "ld.global.nc" in first, kernel.name
         assert not re.search(r"ld\.global\.(?!nc)", first), f"{kernel.name}: plain loads of read-only arrays"
 

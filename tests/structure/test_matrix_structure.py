@@ -339,8 +339,11 @@ def test_every_choice_fits_the_target(size: tuple[int, int, int], target: str) -
     for dtype in (bf16, f32):
         stages = kernels.linear.stages(*linear(*size, dtype), target=target).stages
         _, shared = llvm_text(stages.thread, chosen)
-        for call, schedule, held in zip(stages.thread.calls, stages.schedules, shared, strict=True):
+        launched = list(zip(stages.thread.calls, shared, strict=True))
+        for tile, schedule in zip(stages.tile.calls, stages.schedules, strict=True):
             if isinstance(schedule, MatrixSchedule):
+                # Kernels that pack may be one launch (launch_together); a contraction has its own.
+                ((call, held),) = ((call, held) for call, held in launched if call.kernel.name == tile.kernel.name)
                 assert call.kernel.threads == schedule.threads <= chosen.max_threads
                 assert held <= chosen.max_shared
                 assert held > 0 or schedule.family != "wgmma"
@@ -364,8 +367,10 @@ def any_schedule(draw: st.DrawFn) -> MatrixSchedule:
         values |= {"chunk": draw(st.integers(0, 4)) * cast(int, values["k"]), "chunks": draw(st.integers(1, 8))}
     if issubclass(kind, Gemv):
         values |= {name: draw(POWERS) for name in ("vector", "warps_n", "warps_k", "unit")}
-        values |= {"m": draw(st.integers(1, 8)), "n": cast(int, values["warps_n"]) * draw(st.integers(1, 8))}
-        values["k"] = 32 * cast(int, values["unit"]) * cast(int, values["vector"]) * cast(int, values["warps_k"]) * draw(st.integers(1, 8))
+        values |= {"stages": draw(st.integers(1, 8)), "fetch": draw(st.integers(0, 16))}
+        lanes_n = draw(st.sampled_from([1, 2, 4, 8])) if values["matrix"] else 1
+        values |= {"lanes_n": lanes_n, "m": draw(st.integers(1, 8)), "n": cast(int, values["warps_n"]) * lanes_n * draw(st.integers(1, 8))}
+        values["k"] = 32 // lanes_n * cast(int, values["unit"]) * cast(int, values["vector"]) * cast(int, values["warps_k"]) * draw(st.integers(1, 8))
     return kind(**values)  # type: ignore[arg-type]
 
 

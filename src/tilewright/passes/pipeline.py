@@ -749,7 +749,7 @@ def all_passes() -> Iterator[Pass]:
 
 @record
 class Stages:
-    """The program after each stage; schedules one per kernel of `tile` and `thread`."""
+    """The program after each stage; schedules one per kernel of `tile`. One of `thread` may be several of these (`launch_together`)."""
 
     loop: Program
     tile: Program

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tilewright.base import dtypes
-from tilewright.base.dtypes import DType, bool_, by_name, f32, f64, i8, i32, i64
+from tilewright.base.dtypes import DType, bf16, bool_, by_name, f16, f32, f64, i8, i32, i64, u32
+from tilewright.ir.nodes import Attrs
 from tilewright.ir.numerics import evaluate, fma
 from tilewright.ir.ops import OPS
 
@@ -40,6 +41,10 @@ def bits(count: int, dtype: DType) -> np.ndarray:
     return RANDOM.integers(0, 2**dtype.bits, count, dtype=by_name(f"u{dtype.bits}").numpy).view(dtype.numpy)
 
 
+PAIRS: dict[str, Attrs] = {"pair_bytes": {"high": 0x43}, "add_pairs": {"dtype": bf16}, "dot_pairs": {"dtype": bf16}}
+"""Attributes of ops on words of two floats."""
+
+
 # -- coverage -------------------------------------------------------------------------------------------------------
 
 
@@ -50,11 +55,11 @@ def test_every_op_of_the_table_has_a_rule(opcode: str) -> None:
 
     tried = 0
     for dtype in dtypes.SCALARS:
-        for count in (1, 2, 3):
+        for count in (1, 2, 3, 4):
             types = [Scalar(dtype)] * count
             if opcode == "select":
                 types = [Scalar(bool_), Scalar(dtype), Scalar(dtype)]
-            attrs = {"dtype": by_name(f"u{dtype.bits}")} if opcode in ("cast", "bitcast") else {}
+            attrs: Attrs = {"dtype": by_name(f"u{dtype.bits}")} if opcode in ("cast", "bitcast") else PAIRS.get(opcode, {})
             try:
                 (result,) = result_types(opcode, types, attrs)
             except TypeRuleError:
@@ -274,6 +279,35 @@ def test_bitcast() -> None:
 def test_select_takes_a_scalar_condition() -> None:
     values = [np.array(True), np.array([1, 2], np.int32), np.array([3, 4], np.int32)]
     assert evaluate("select", values, {}, bool_).tolist() == [1, 2]
+
+
+# -- words of two floats --------------------------------------------------------------------------------------------
+
+
+def words(dtype: DType, pairs: list[tuple[float, float]]) -> np.ndarray:
+    low, high = (half.view(np.uint16).astype(np.uint32) for half in np.array(pairs).astype(dtype.numpy).T)
+    return np.asarray(low | high << np.uint32(16))
+
+
+def test_bytes_become_halves_of_words() -> None:
+    word = [np.array([0x89ABCDEF, 0x12345678], np.uint32)]
+    assert evaluate("pair_bytes", word, {"high": 0x43}, u32).tolist() == [0x43CD43EF, 0x43564378]
+    assert evaluate("pair_bytes", word, {"high": 0xC3, "upper": True}, u32).tolist() == [0xC389C3AB, 0xC312C334]
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_pairs_are_added_and_multiplied(dtype: DType) -> None:
+    attrs: Attrs = {"dtype": dtype}
+    a, b = words(dtype, [(1.0, -2.5), (0.0, INF)]), words(dtype, [(0.5, 4.0), (-0.0, 1.0)])
+    assert evaluate("add_pairs", [a, b], attrs, u32).tolist() == words(dtype, [(1.5, 1.5), (0.0, INF)]).tolist()
+    # Half a unit in the last place goes to the even neighbour, a little more goes up.
+    unit = 2.0**-dtype.mantissa
+    ones, some = words(dtype, [(1.0, 1.0)]), words(dtype, [(unit / 2, unit * 0.75)])
+    assert evaluate("add_pairs", [ones, some], attrs, u32).tolist() == words(dtype, [(1.0, 1 + unit)]).tolist()
+    c, d = words(dtype, [(3.0, 0.25), (2.0, 1.0)]), words(dtype, [(-1.0, 8.0), (0.5, 3.0)])
+    got = evaluate("dot_pairs", [a[:1], c[:1], b[:1], d[:1]], attrs, u32)
+    assert got.dtype == np.float32
+    assert got.tolist() == [1.0 * 0.5 - 2.5 * 4.0 + 3.0 * -1.0 + 0.25 * 8.0]
 
 
 # -- functions ------------------------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ def test_select_takes_a_scalar_condition() -> None:
 
 def words(dtype: DType, pairs: list[tuple[float, float]]) -> np.ndarray:
     low, high = (half.view(np.uint16).astype(np.uint32) for half in np.array(pairs).astype(dtype.numpy).T)
-    return low | high << np.uint32(16)
+    return np.asarray(low | high << np.uint32(16))
 
 
 def test_bytes_become_halves_of_words() -> None:

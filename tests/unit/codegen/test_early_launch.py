@@ -6,8 +6,10 @@ import re
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import tilewright as tw
+from kernels_rows import CASES
 from tilewright.base.target import parse_target
 from tilewright.codegen.llvm import native
 from tilewright.codegen.nvptx.emitter import nvptx_function
@@ -63,3 +65,13 @@ def test_llvm_may_not_think_that_nobody_else_writes() -> None:
     text = nvptx_function(thread.calls[-1].kernel, "f", TARGET)[0]
     assert "noalias" not in text and "invariant.load" not in text
     assert '"griddepcontrol.wait;", "~{memory}"' in text
+
+
+@pytest.mark.parametrize("length", [2053, 7001, 50257])
+def test_loads_under_a_condition_stay_behind_the_wait(length: int) -> None:
+    """They have no side effects where the kernel writes none of what they read, but come after the wait all the same, and are coherent."""
+    case = CASES["layer_norm"]
+    text = case.kernel.compile(*case.inputs(np.random.default_rng(0), 2, length, ml_dtypes.bfloat16), target="sm_90a").code.decode()
+    before, after = text.split("griddepcontrol.wait", 1)
+    assert "ld.global" not in before
+    assert re.search(r"@%p\d+ ld\.global", after) and "ld.global.nc" not in after

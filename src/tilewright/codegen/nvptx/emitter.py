@@ -103,12 +103,12 @@ def _is_dynamic(kernel: Kernel, shared: int) -> bool:
     return shared > STATIC_SHARED or any(op.opcode == "mbarrier_init" or "phase" in op.attrs for op in walk(kernel.body))
 
 
-def _written(kernel: Kernel) -> set[Value]:
+def _written(kernel: Kernel, before: bool = True) -> set[Value]:
     """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`). All of them where it starts before the kernel
     before it has ended: the assembler moves non-coherent loads across the wait."""
     coherent = kernel.attrs.get("coherent", ())
     assert isinstance(coherent, tuple)
-    if kernel.attrs.get("aliased") or _waits(kernel):
+    if kernel.attrs.get("aliased") or (before and _waits(kernel)):
         return set(kernel.params)
     others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
@@ -129,6 +129,8 @@ class _NvptxDialect:
         self.needs = kernel_needs(kernel)
         self.places, _ = shared_places(kernel)
         self.written = _written(kernel)
+        # Nothing that the kernel itself does changes these: only the wait for the kernel before, after which all loads are.
+        self.unwritten = set(kernel.params) - _written(kernel, before=False)
         self.locations: dict[tuple[int, int], int] = {}
         self.source = kernel.span.source
         self.watchdog = Watchdog(kernel)
@@ -210,7 +212,7 @@ class _NvptxDialect:
         if op.opcode == "store":
             return nvptx_cache.store(w, op, operands, self.target)
         if op.opcode == "load" and op.attrs.get("masked"):
-            return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])))]
+            return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])), ordered=op.operands[0] not in self.unwritten)]
         if op.opcode == "program_id":
             return [self._register(w, "ctaid", op)]
         if op.opcode == "thread_id":

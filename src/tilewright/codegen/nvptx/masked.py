@@ -44,7 +44,7 @@ def register_list(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
 
 
-def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: bool) -> str:
+def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: bool, ordered: bool) -> str:
     memory = op.operands[0].type
     assert isinstance(memory, Tensor)
     if memory.space != "global":
@@ -62,7 +62,7 @@ def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: b
     text = " ".join([zeros, *loads])
     result = f"i{bits}" if words == 1 else "{ " + ", ".join([f"i{bits}"] * words) + " }"
     constraints = ",".join([f"=&{letter}"] * words + ["l", "b"])
-    effect = "" if read_only else " sideeffect"
+    effect = " sideeffect" if ordered else ""
     found = w.let(
         f'call {result} asm{effect} "{text}", "{constraints}"(ptr addrspace(1) {where}, i1 {operands[-1]})'
     )

@@ -245,13 +245,17 @@ class Epilogue(TileLowering):
         windows = self._windows()
         self.pieces = 0
         ready = self._ahead(b, ahead, windows[0])
+        # All sums are alive in the first piece: where functions need registers besides, and a fetched piece is waited for anyhow, the second one's loads follow it.
+        crowded = self.fetched is not None and self.is_crowded()
         for number, window in enumerate(windows):
-            following = self._ahead(b, ahead, windows[number + 1]) if number + 1 < len(windows) else {}
+            later = windows[number + 1 : number + 2]
+            waits = crowded and number == 0
+            following = self._ahead(b, ahead, later[0]) if later and not waits else {}
             self.env.update(ready)
             self.window = window
             self.ops(b, behind)
             self.pieces += 1
-            ready = following
+            ready = self._ahead(b, ahead, later[0]) if later and waits else following
         self.window = None
 
     def _windows(self) -> list[tuple[range, range]]:

@@ -387,7 +387,7 @@ class ExecutionCalls(MemoryCalls):
     def cuLaunchKernel(
         self, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int, parameters: int, extra: int
     ) -> None:
-        self.launch(function, Config((gx, gy, gz), (bx, by, bz), shared, int(stream or 0), plain=True), parameters, extra)
+        self.launch(function, Config((gx, gy, gz), (bx, by, bz), shared, int(stream or 0)), parameters, extra)
 
     def cuLaunchCooperativeKernel(
         self, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int, parameters: int

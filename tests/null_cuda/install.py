@@ -60,7 +60,7 @@ class Programs:
     """What was compiled, by its PTX; runs the kernels of launches. `stage` is loop, tile or thread."""
 
     def __init__(self, driver: NullCuda, stage: str = "loop") -> None:
-        self.driver, self.stage = driver, stage
+        self.driver, self.stage, self.exported = driver, stage, False
         self.launched: list[str] = []
 
     @contextmanager
@@ -142,7 +142,7 @@ class Programs:
             grid = (config.grid[0], *grid[1:])
         given, wanted = (config.grid, config.block, config.shared), (grid, (rule.threads, 1, 1), rule.shared_bytes)
         assert given == wanted, f"{rule.entry} was launched as {given}, its rule says {wanted}"
-        assert config.dependent == rule.dependent or config.plain, f"{rule.entry}: dependent launch"
+        assert config.dependent == (rule.dependent and not self.exported), f"{rule.entry}: dependent launch"
         assert config.cooperative == rule.cooperative, f"{rule.entry}: cooperative launch"
         first = len(parameters.sizes) - len(rule.maps)
         for index, map_ in enumerate(rule.maps, first):
@@ -182,10 +182,12 @@ def _modules(names: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def installed(driver: NullCuda | None = None, stage: str = "loop", **options: Any) -> Iterator[NullCuda]:
-    """`with installed(count=2, mode="random") as driver:` the process has null GPUs; options as `NullCuda` takes them."""
+def installed(driver: NullCuda | None = None, stage: str = "loop", *, exported: bool = False, **options: Any) -> Iterator[NullCuda]:
+    """`with installed(count=2, mode="random") as driver:` the process has null GPUs; options as `NullCuda` takes them. `exported`: what is launched
+    was exported, whose loader launches in order, also kernels that could start early."""
     made = driver or NullCuda(**options)
     programs = Programs(made, stage)
+    programs.exported = exported
     made.programs = programs
     made.executors.append(programs.execute)
     package, bindings = ModuleType("cuda"), ModuleType("cuda.bindings")

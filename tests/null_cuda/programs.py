@@ -120,8 +120,6 @@ class Config:
     cluster: int = 1
     cooperative: bool = False
     dependent: bool = False
-    plain: bool = False
-    """By a call that has no attributes, as exported code launches: in order, which is right for a kernel that could start early, too."""
 
 
 def read_config(address: int) -> Config:

@@ -218,7 +218,7 @@ def test_several_kernels_in_one_launch() -> None:
 
 
 def test_exported_code_says_so_too(tmp_path: Path) -> None:
-    with installed(mode="lazy", stage="thread") as driver:
+    with installed(mode="lazy", stage="thread", exported=True) as driver:
         tw.export(kernel(), np.arange(10), NUMBERS[:10], NUMBERS, target="sm_90a", folder=tmp_path)
         header = (tmp_path / "place.h").read_text()
         assert re.search(r"\$failure is 4 int64_t that must be 0 before the launch.*\n.*\n   1: place writes 'out' outside its extent", header)

@@ -81,6 +81,8 @@ class Plan:
     warmups: int
     seconds: float
     """No new round of a case starts after this long, once there are three."""
+    rest: float = 0.0
+    """Seconds between two variants: threads of BLAS and OpenMP spin for a while after their work, on cores that others need."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,8 @@ def interleave(
         shift = turn % len(variants)
         for variant in (*variants[shift:], *variants[:shift]):
             order = [(position + i) % prepared.slots for i in range(calls)]
+            if plan.rest:
+                time.sleep(plan.rest)
             samples[variant.name] += clock.sample(variant.run, order, prepared.batch)
         position += calls
     return samples

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALL = 16
 """Elements of the small arrays: the call is all there is to it."""
 CALLS = 20_000
-OPS = ("call_out", "call_new", "import", "compile_cpu", "compile_ptx", "cached_cpu", "cached_ptx")
+OPS = ("call_out", "call_new", "import", "compile_cpu", "compile_ptx", "cached_cpu", "cached_ptx", "tiered_elementwise", "tiered_softmax")
 
 
 def records(setting: Setting, wanted: Callable[[str], bool], quick: bool) -> Iterator[Record]:
@@ -38,6 +38,9 @@ def records(setting: Setting, wanted: Callable[[str], bool], quick: bool) -> Ite
         if wanted(f"compile_{target}") or wanted(f"cached_{target}"):
             both = compile_times(target, cold, cached, setting, 3 if quick else 7)
             yield from (r for r in both if wanted(r.op))
+    for which in ("elementwise", "softmax"):
+        if wanted(f"tiered_{which}"):
+            yield tiered_time(which, 25.0, setting, 3 if quick else 7)
 
 
 def call_time(op: str, bar_ms: float, setting: Setting, calls: int) -> Record:
@@ -125,6 +128,21 @@ def compile_times(target: str, cold_bar: float, cached_bar: float, setting: Sett
     return [cold, cached]
 
 
+def tiered_time(which: str, bar_ms: float, setting: Setting, repeats: int) -> Record:
+    """The first call of a kernel in tiers, on a million elements, in a fresh process with an empty cache that has compiled one other kernel."""
+    record = _record(f"tiered_{which}", "f32", [1 << 20], setting, bar_ms)
+    times: list[float] = []
+    try:
+        for _ in range(repeats):
+            with tempfile.TemporaryDirectory() as cache:
+                times.append(_child(f"tiered-{which}", cache))
+    except subprocess.CalledProcessError as error:
+        record.error = _failure(error)
+        return record
+    summarise(record, {OURS: times}, 0, None)
+    return record
+
+
 def _record(op: str, dtype: str, shape: list[int], setting: Setting, bar_ms: float | None) -> Record:
     return Record(op, shape, dtype, setting.device, commit=setting.commit, date=setting.date, bar_ms=bar_ms)
 
@@ -135,6 +153,7 @@ def _failure(error: subprocess.CalledProcessError) -> str:
 
 def _child(what: str, cache: str) -> float:
     environment = {**os.environ, "TILEWRIGHT_CACHE_DIR": cache}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # programs that are started again find bytecode
     paths = [str(ROOT), str(ROOT / "src"), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     command = [sys.executable, "-m", "bench.latency_child", what]

@@ -40,12 +40,34 @@ def compile_for(target: str) -> float:
     return time.perf_counter() - start
 
 
+def first_tiered(which: str) -> float:
+    """The first call of a kernel in tiers on a million elements, after one other kernel was compiled."""
+    import numpy as np
+
+    import tilewright as tw
+    from bench import kernels, transformer_kernels
+
+    tw.tiers(True)
+    x = np.linspace(-4, 4, 1 << 20, dtype=np.float32)
+    kernels.relu(x)
+    while tw.tiers().waiting:
+        time.sleep(0.01)
+    start = time.perf_counter()
+    if which == "elementwise":
+        kernels.multiply_add(x, x)
+    else:
+        transformer_kernels.softmax(x.reshape(1024, 1024))
+    return time.perf_counter() - start
+
+
 def main(what: str) -> None:
     actions: dict[str, Callable[[], float]] = {
         "import-ours": import_ours,
         "import-base": import_base,
         "compile-cpu": lambda: compile_for("cpu"),
         "compile-ptx": lambda: compile_for("ptx"),
+        "tiered-elementwise": lambda: first_tiered("elementwise"),
+        "tiered-softmax": lambda: first_tiered("softmax"),
     }
     print(actions[what]() * 1e3)
 

@@ -12,6 +12,7 @@ import os
 import shutil
 
 NEEDED = {
+    "opencl": {"pyopencl": "tilewright[opencl]"},
     "cpu": {"torch": "torch", "numba": "numba"},
     "gpu": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
     "runtime": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
@@ -24,6 +25,7 @@ NEEDED = {
     "decode-attention": {"torch": "torch"},
     "decode-attention-cpu": {"torch": "torch"},
     "decode-step": {"torch": "torch"},
+    "mega": {"torch": "torch"},
     "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scans-cpu": {},
     "checks-cpu": {},
@@ -35,7 +37,11 @@ NEEDED = {
     "ordered-cpu": {},
     "models": {"torch": "torch"},
     "models-cpu": {"onnxruntime": "onnxruntime"},
+    "families": {"torch": "torch"},
+    "families-cpu": {"torch": "torch", "numba": "numba"},
     "host": {},
+    "compile": {},
+    "portable": {"wgpu": "wgpu"},
     "gemv": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }

@@ -40,6 +40,7 @@ KINDS = (
     "decode-attention",
     "decode-attention-cpu",
     "decode-step",
+    "mega",
     "random",
     "random-cpu",
     "ordered",
@@ -50,7 +51,12 @@ KINDS = (
     "models",
     "models-cpu",
     "host",
+    "compile",
+    "portable",
+    "opencl",
     "gemv",
+    "families",
+    "families-cpu",
     *contraction_run.KINDS,
 )
 
@@ -112,6 +118,17 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
     return [*copies, *jobs, Job("launch_host", ("launch_host",), lambda: iter([session.launch_overhead()]))]
 
 
+def opencl_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import opencl
+
+    plan = Plan(rounds=5, per_round=3, warmups=1, seconds=2.0) if quick else Plan(rounds=15, per_round=3, warmups=2, seconds=10.0)
+    clock = HostClock()
+    return [
+        Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+        for case in opencl.cases(quick)
+    ]
+
+
 def simt_jobs(setting: Setting, quick: bool) -> list[Job]:
     from bench import gpu, simt
 
@@ -164,9 +181,9 @@ def quantised_jobs(setting: Setting, quick: bool) -> list[Job]:
 
 
 def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
-    from bench import decode_attention, decode_step, scatter
+    from bench import decode_attention, decode_step, mega, scatter
 
-    family: Any = decode_step if kind == "decode-step" else decode_attention if kind.startswith("decode") else scatter
+    family: Any = mega if kind == "mega" else decode_step if kind == "decode-step" else decode_attention if kind.startswith("decode") else scatter
     if kind.endswith("-cpu"):
         plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=1, warmups=1, seconds=10.0)
         clock = HostClock()
@@ -192,6 +209,18 @@ def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
         Job(row.label, (row.op,), lambda row=row: iter([runner.measure(row)]))  # type: ignore[misc]
         for row in contraction_run.rows(kind)
     ]
+
+
+def portable_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import portable
+
+    plan = Plan(rounds=3, per_round=2, warmups=1, seconds=10.0) if quick else Plan(rounds=9, per_round=2, warmups=1, seconds=40.0)
+    clock = HostClock()
+    jobs = [
+        Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+        for case in portable.cases(quick)
+    ]
+    return [*jobs, Job("compile", tuple(portable.COMPILE_BARS), lambda: portable.compile_records(setting))]
 
 
 def check_jobs(setting: Setting, quick: bool) -> list[Job]:
@@ -286,11 +315,24 @@ def host_jobs(setting: Setting) -> list[Job]:
     return [Job(name, (name,), lambda name=name: iter([host_times.record(name, setting)])) for name in host_times.ROWS]  # type: ignore[misc]
 
 
+def compile_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import compile_times
+
+    rounds = 1 if quick else 5
+    return [Job(row, (row,), lambda row=row: iter([compile_times.record(row, setting, rounds)])) for row in compile_times.ROWS]  # type: ignore[misc]
+
+
 def zyn_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     from bench import zyn
 
     place = zyn.Place(setting, quick, kind == "zyn")
     return [Job(name, (name,), lambda row=row: iter([row()])) for name, row in zyn.rows(place)]  # type: ignore[misc]
+
+
+def family_jobs(kind: str, setting: Setting, quick: bool, seed: int, draws: int) -> list[Job]:
+    from bench.families.run import works
+
+    return [Job(label, (family,), run) for label, family, run in works(kind, setting, quick, seed, draws)]
 
 
 def gpu_name() -> str:
@@ -300,9 +342,10 @@ def gpu_name() -> str:
 
 
 def main(
-    kind: str, json: bool = False, ops: list[str] | None = None, quick: bool = False, save: bool = False, only: str = ""
+    kind: str, json: bool = False, ops: list[str] | None = None, quick: bool = False, save: bool = False, only: str = "", seed: int = 1, draws: int = 3
 ) -> int:
-    """Run the benchmarks of a kind of device; `ops` names those to run (all when None), `only` is a pattern of their labels."""
+    """Run the benchmarks of a kind of device; `ops` names those to run (all when None), `only` is a pattern of their labels.
+    `seed` and `draws` (of each family) are for the kinds that draw their problems."""
     if kind not in KINDS:
         print(f"error: no benchmarks for '{kind}'\nhelp: choose {' or '.join(KINDS)}", file=sys.stderr)
         return 2
@@ -315,7 +358,7 @@ def main(
         # OpenBLAS's threads otherwise go on spinning for a tenth of a second and more, on cores that the next library wants. NumPy's own times
         # do not suffer. The rows run in a process of their own, which reads this when it starts.
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
-    device = cpu_name() if kind.endswith("cpu") or kind == "host" else gpu_name()
+    device = cpu_name() if kind.endswith("cpu") or kind in ("host", "compile", "portable", "opencl") else gpu_name()
     setting = Setting(device, commit(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def wanted(op: str) -> bool:
@@ -330,10 +373,12 @@ def main(
             jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
         elif kind.startswith(("primitives", "scans")):
             jobs = primitive_jobs(kind, setting, quick)
-        elif kind.startswith(("scatter", "decode")):
+        elif kind.startswith(("scatter", "decode", "mega")):
             jobs = scatter_jobs(kind, setting, quick)
         elif kind == "quantised-cpu":
             jobs = quantised_jobs(setting, quick)
+        elif kind == "portable":
+            jobs = portable_jobs(setting, quick)
         elif kind == "checks-cpu":
             jobs = check_jobs(setting, quick)
         elif kind == "onnx-cpu":
@@ -342,12 +387,18 @@ def main(
             jobs = random_jobs(kind, setting, quick)
         elif kind.startswith("ordered"):
             jobs = ordered_jobs(kind, setting, quick)
+        elif kind == "opencl":
+            jobs = opencl_jobs(setting, quick)
         elif kind == "gemv":
             jobs = gemv_jobs(setting, quick)
+        elif kind.startswith("families"):
+            jobs = family_jobs(kind, setting, quick, seed, draws)
         elif kind.startswith("models"):
             jobs = model_jobs(kind, setting, quick)
         elif kind == "host":
             jobs = host_jobs(setting)
+        elif kind == "compile":
+            jobs = compile_jobs(setting, quick)
         else:
             jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
     except TilewrightError as error:
@@ -362,8 +413,12 @@ def main(
     chosen = [job for job in jobs if any(wanted(op) for op in job.ops) and re.search(only, job.label)]
     table = contraction_run.table if kind in contraction_run.KINDS else _table
     records = list(_print_json(chosen) if json else _show(chosen, f"{kind}: {device}", table))
+    if kind.startswith("families") and not json:
+        from bench.families.run import summary
+
+        print(summary(records))
     if save:
-        keep(records, kind, setting)
+        keep(records, f"{kind}-seed-{seed}" if kind.startswith("families") else kind, setting)
     return 1 if any(record.error for record in records) else 0
 
 
@@ -420,7 +475,7 @@ def _table(console: object, title: str, records: list[Record]) -> None:
     if loads and max(loads) > 0.1:
         console.print(f"note: other processes kept up to {max(loads):.1f} cores busy: repeat on a quiet machine", highlight=False)
     for note in dict.fromkeys(note for r in records for note in r.notes):
-        console.print(f"note: {note}", highlight=False)
+        console.print(f"note: {note}", highlight=False, markup=False)
 
 
 def _time(milliseconds: float | None) -> str:
@@ -443,14 +498,17 @@ def _bar(record: Record) -> str:
 
 
 def keep(records: list[Record], kind: str, setting: Setting) -> None:
-    """Write the result file and its plot."""
+    """Write the result file, and its plot where there is Matplotlib."""
     from bench.plot import plot
 
     RESULTS.mkdir(exist_ok=True)
     slug = re.sub(r"[^a-z0-9]+", "-", f"{kind} {setting.device}".lower()).strip("-")
     file = RESULTS / f"{slug}-{setting.date[:10]}.jsonl"
     file.write_text("".join(record.line() + "\n" for record in records))
-    picture = plot(records, file.with_suffix(".png"))
+    try:
+        picture = str(plot(records, file.with_suffix(".png")))
+    except ModuleNotFoundError as error:
+        picture = f"none, {error.name} is not installed"
     print(f"results: {file}\nplot: {picture}", file=sys.stderr)
 
 
@@ -462,8 +520,20 @@ def _command_line() -> int:
     parser.add_argument("--only", default="", metavar="REGEX", help="only those whose 'op shape dtype' has this in it")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, without torch.compile")
     parser.add_argument("--save", action="store_true", help="keep the results and a plot in bench/results")
+    parser.add_argument("--seed", type=int, default=1, help="of families: what is drawn")
+    parser.add_argument("--draws", type=int, default=3, help="of families: problems of each")
+    parser.add_argument("--ranges", action="store_true", help="of families: print what is drawn from where, and end")
     chosen = parser.parse_args()
-    return main(chosen.kind, chosen.json, chosen.op, chosen.quick, chosen.save, chosen.only)
+    if chosen.ranges:
+        if not chosen.kind.startswith("families"):
+            parser.error("--ranges is for families and families-cpu")
+        from bench.families.run import ranges
+
+        print(ranges("cpu" if chosen.kind.endswith("cpu") else "gpu"))
+        return 0
+    if not chosen.kind.startswith("families") and (chosen.seed, chosen.draws) != (1, 3):
+        parser.error("--seed and --draws are for families and families-cpu")
+    return main(chosen.kind, chosen.json, chosen.op, chosen.quick, chosen.save, chosen.only, chosen.seed, chosen.draws)
 
 
 if __name__ == "__main__":

@@ -54,25 +54,28 @@ def make_weights(shape: Shape, rng: np.random.Generator) -> Arrays:
     return made
 
 
-def build(shape: Shape, weights: Arrays, dtype: Any = tw.f32, longest: int | str = "longest") -> tw.TensorGraph:
-    """The step. Caches hold `longest` positions: a number, or a name that `g.capacity(…)` or `max_position=` gives a number."""
+def build(shape: Shape, weights: Arrays, dtype: Any = tw.f32, longest: int | str = "longest", sequences: int = 1) -> tw.TensorGraph:
+    """The step. Caches hold `longest` positions: a number, or a name that `g.capacity(…)` or `max_position=` gives a number. With several `sequences`, each has its own token,
+    position and caches."""
     s = shape
     g = tw.TensorGraph("decode")
-    token, position = g.input("token", (1,), tw.i32), g.input("position", (1,), tw.i32)
+    token, position = g.input("token", (sequences,), tw.i32), g.input("position", (sequences,), tw.i32)
+    rows: tuple[int, ...] = (1,) if sequences == 1 else (sequences, 1)
+    room: tuple[int | str, ...] = (longest,) if sequences == 1 else (sequences, longest)
     w = {name: g.weight(name, array) for name, array in weights.items()}
     queries, keys = s.heads * s.depth, s.groups * s.depth
     x = g.op("Embedding", token, w["embed"], name="embedding")
     for n in range(s.layers):
         h = g.op("RmsNorm", x, w[f"norm1.{n}"], epsilon=s.epsilon, name=f"layer{n}.norm1")
         qkv = g.op("MulMat", h, w[f"qkv.{n}"], w[f"qkv_bias.{n}"], name=f"layer{n}.qkv")
-        q = qkv[:, :queries].reshape(1, s.heads, s.depth)
-        k = qkv[:, queries : queries + keys].reshape(1, s.groups, s.depth)
-        v = qkv[:, queries + keys :].reshape(1, s.groups, s.depth)
+        q = qkv[:, :queries].reshape(*rows, s.heads, s.depth)
+        k = qkv[:, queries : queries + keys].reshape(*rows, s.groups, s.depth)
+        v = qkv[:, queries + keys :].reshape(*rows, s.groups, s.depth)
         q = g.op("Rope", q, position, theta=s.theta, name=f"layer{n}.rope_q")
         k = g.op("Rope", k, position, theta=s.theta, name=f"layer{n}.rope_k")
-        all_k = g.op("KVAppend", g.cache(f"keys.{n}", (longest, s.groups, s.depth), dtype), k, position, name=f"layer{n}.append_k")
-        all_v = g.op("KVAppend", g.cache(f"values.{n}", (longest, s.groups, s.depth), dtype), v, position, name=f"layer{n}.append_v")
-        mixed = g.op("Attention", q, all_k, all_v, position, name=f"layer{n}.attention").reshape(1, queries)
+        all_k = g.op("KVAppend", g.cache(f"keys.{n}", (*room, s.groups, s.depth), dtype), k, position, name=f"layer{n}.append_k")
+        all_v = g.op("KVAppend", g.cache(f"values.{n}", (*room, s.groups, s.depth), dtype), v, position, name=f"layer{n}.append_v")
+        mixed = g.op("Attention", q, all_k, all_v, position, name=f"layer{n}.attention").reshape(sequences, queries)
         x = g.op("Add", x, g.op("MulMat", mixed, w[f"mix.{n}"], name=f"layer{n}.mix"), name=f"layer{n}.sum1")
         h = g.op("RmsNorm", x, w[f"norm2.{n}"], epsilon=s.epsilon, name=f"layer{n}.norm2")
         gate = g.op("Silu", g.op("MulMat", h, w[f"gate.{n}"], name=f"layer{n}.gate"), name=f"layer{n}.silu")

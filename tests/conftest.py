@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -44,7 +45,41 @@ def _cuda() -> str:
     return "" if cuda.devices() else f"no CUDA device: {cuda.unavailable_reason()}"
 
 
-_LACKING: dict[str, Callable[[], str]] = {"cpu": _cpu, "emulator": lambda: "", "ptxas": _ptxas, "cuda": _cuda}
+def _webgpu() -> str:
+    from tilewright.runtime.webgpu.adapters import adapters
+
+    return adapters(os.getpid())[1]
+
+
+def _tint() -> str:
+    from tint import absence
+
+    return absence()
+
+
+def _browser() -> str:
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed"
+    return "" if Path("/usr/bin/chromium").exists() else "/usr/bin/chromium is not installed"
+
+
+def _opencl() -> str:
+    os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
+    from tilewright.runtime.opencl import device as opencl
+
+    return "" if opencl.FOUND.devices() else f"no OpenCL device: {opencl.FOUND.unavailable_reason()}"
+
+
+def _vulkan() -> str:
+    from tilewright.runtime.vulkan import device as vulkan
+
+    return "" if vulkan.FOUND.devices() else f"no Vulkan device: {vulkan.FOUND.unavailable_reason()}"
+
+
+_LACKING: dict[str, Callable[[], str]] = {
+    "cpu": _cpu, "emulator": lambda: "", "ptxas": _ptxas, "cuda": _cuda, "webgpu": _webgpu, "tint": _tint, "browser": _browser, "opencl": _opencl,
+    "vulkan": _vulkan,
+}  # fmt: skip
 
 
 @functools.cache

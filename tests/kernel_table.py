@@ -269,6 +269,35 @@ for _d in FLOATS:
     add(Case(f"power_{_d}", pointwise("abs($x) ** $y", 2), same(_d, 2), lambda x, y: np.abs(x) ** y,
              ulp=float(OPS["pow"].bound) + 1, shapes=((33,),)))  # fmt: skip
 
+_MORE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "tw.exp10(x[i])": lambda x, y: 10.0**x, "tw.expm1(x[i])": lambda x, y: np.expm1(x), "tw.log10(y[i])": lambda x, y: np.log10(y),
+    "tw.log1p(y[i])": lambda x, y: np.log1p(y), "tw.asin(x[i])": lambda x, y: np.arcsin(x), "tw.acos(x[i])": lambda x, y: np.arccos(x),
+    "tw.atan(x[i])": lambda x, y: np.arctan(x), "tw.asinh(x[i])": lambda x, y: np.arcsinh(x), "tw.acosh(y[i])": lambda x, y: np.arccosh(y),
+    "tw.atanh(x[i])": lambda x, y: np.arctanh(x), "tw.cbrt(x[i])": lambda x, y: np.cbrt(x),
+    "tw.erfc(x[i])": lambda x, y: np.vectorize(math.erfc, otypes=[np.float64])(x), "tw.tgamma(y[i])": lambda x, y: np.vectorize(math.gamma, otypes=[np.float64])(y),
+    "tw.lgamma(y[i] + 3.0)": lambda x, y: np.vectorize(math.lgamma, otypes=[np.float64])(y + 3), "tw.atan2(x[i], y[i])": np.arctan2, "tw.hypot(x[i], y[i])": np.hypot,
+    "tw.fmod(x[i], y[i])": np.fmod, "tw.copysign(y[i], x[i])": lambda x, y: np.copysign(y, x), "tw.ldexp(x[i], 3)": lambda x, y: 8 * x,
+    "tw.frexp(x[i])[0]": lambda x, y: np.frexp(x)[0], "tw.sign(x[i])": lambda x, y: np.sign(x),
+}  # fmt: skip
+
+
+def _more_case(dtype: DType) -> Case:
+    lines = [f"    o{k} = tw.empty(n, x.dtype)\n" for k in range(len(_MORE))] + ["    for i in tw.grid(n):\n"]
+    lines += [f"        o{k}[i] = {text}\n" for k, text in enumerate(_MORE)]
+    text = "def more(x: tw.Array, y: tw.Array):\n    (n,) = x.shape\n" + "".join(lines) + f"    return {', '.join(f'o{k}' for k in range(len(_MORE)))}\n"
+
+    def make(rng: np.random.Generator, shape: Shape) -> Arguments:
+        return rng.uniform(-0.95, 0.95, shape).astype(dtype.numpy), rng.uniform(1.05, 6, shape).astype(dtype.numpy)
+
+    def reference(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple(function(x, y) for function in _MORE.values())
+
+    return Case(f"more_functions_{dtype}", from_text(text), make, reference, ulp=12.0 if dtype is dtypes.f64 else 6.0, shapes=((33,),))
+
+
+for _d in FLOATS:
+    add(_more_case(_d))
+
 # -- shapes, strides and indices --------------------------------------------------------------------------------------
 
 
@@ -691,6 +720,51 @@ add(Case("dot_product", dot_product, same(f32, 2), lambda x, y: x @ y, ulp=32, s
 add(Case("normalised", normalised, lambda rng, s: (np.abs(data(rng, s, f32)) + 1,), lambda x: x / x.sum(), VECTORS[1:], ulp=32))
 add(Case("conditional_sum", conditional_sum, lambda rng, s: (data(rng, s, f32), 0.5), lambda x, limit: x[x > limit].sum(), ulp=64,
          scale=lambda x, limit: np.abs(x).sum()))  # fmt: skip
+
+
+# -- indices that make arrays -----------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def new_axes(x: tw.Array, y: tw.Array) -> tw.Array:
+    gap = x[:, None] - y[None, :]
+    return (gap * gap)[..., None] + 1
+
+
+@tw.kernel
+def with_steps(x: tw.Array) -> tuple[tw.Array, tw.Array]:
+    out = x * 1
+    out[1::3] = 7
+    return x[::-2] * 2, out
+
+
+@tw.kernel
+def index_arrays(x: tw.Array, rows: tw.Array, columns: tw.Array) -> tuple[tw.Array, tw.Array]:
+    return x[rows] * 2, x[rows[:, None], columns]
+
+
+@tw.kernel
+def masked(x: tw.Array) -> tuple[tw.Array, float, int]:
+    out = x * 1
+    out[x > 0] *= 3
+    out[~(x > 0)] = -1
+    return out, tw.sum(x[x > 0]), tw.sum(x > 0)
+
+
+@tw.kernel
+def repeated(x: tw.Array, y: tw.Array, z: tw.Array) -> tw.Array:
+    return tw.where(x > y, x * 2, y) - z
+
+
+add(Case("new_axes", new_axes, lambda rng, s: (data(rng, s[:1], f32), data(rng, s[1:], f32)), lambda x, y: ((x[:, None] - y) ** 2)[..., None] + 1,
+         MATRICES, LONG_MATRICES, ulp=4, scale=lambda x, y: ((np.abs(x)[:, None] + np.abs(y)) ** 2)[..., None] + 1))  # fmt: skip
+add(Case("with_steps", with_steps, same(f32, 1), lambda x: (x[::-2] * 2, np.where(np.arange(x.size) % 3 == 1, 7, x))))
+add(Case("index_arrays", index_arrays, lambda rng, s: (data(rng, (9, 4), f32), rng.integers(-9, 9, s[0]), rng.integers(-4, 4, s[1]).astype(np.int32)),
+         lambda x, r, c: (x[r] * 2, x[r[:, None], c]), MATRICES, LONG_MATRICES))  # fmt: skip
+add(Case("masked", masked, same(f32, 1), lambda x: (np.where(x > 0, 3 * x, -1), x[x > 0].sum(), (x > 0).sum()), MATRICES[1:], LONG_MATRICES[1:], ulp=64,
+         scale=lambda x: np.abs(x).sum() + 1))  # fmt: skip
+add(Case("repeated", repeated, lambda rng, s: (data(rng, s, f32), data(rng, (s[0], 1), f32), data(rng, (1, s[1]), f32)),
+         lambda x, y, z: np.where(x > y, x * 2, y) - z, MATRICES, LONG_MATRICES, scale=lambda x, y, z: 2 * np.abs(x) + np.abs(y) + np.abs(z)))  # fmt: skip
 
 
 def _newton(x: np.ndarray) -> np.ndarray:

@@ -7,6 +7,8 @@ kernels are made anew by each function.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -41,6 +43,23 @@ def scale(m: tw.Array, v: tw.Array) -> tw.Array:
     return out
 
 
+def halved(x: float) -> float:
+    return x * 0.5
+
+
+@tw.kernel
+def scaled_groups(x: tw.Array, w: tw.Array) -> tw.Array:
+    """Rows of two axes, with a scale for each step of the first."""
+    n, c, h = x.shape
+    out = tw.empty((n, c, h), x.dtype)
+    for i in tw.grid(n):
+        total = tw.sum(x[i])
+        for k in range(c):
+            for y in range(h):
+                out[i, k, y] = x[i, k, y] * w[k] / total
+    return out
+
+
 @tw.kernel
 def centred(x: tw.Array) -> tw.Array:
     """Sums along columns, then differences: two kernels, the second of which needs all of the first."""
@@ -55,6 +74,11 @@ def centred(x: tw.Array) -> tw.Array:
     for i, j in tw.grid(rows, cols):
         out[i, j] = x[i, j] - total[j] / rows
     return out
+
+
+@tw.kernel
+def with_itself(a: tw.Array) -> tw.Array:
+    return a @ a.T
 
 
 @tw.kernel
@@ -175,6 +199,12 @@ def stages(kernel: tw.Kernel[..., object], target: str, *arguments: object, **op
     return lambda: tw.kernel(**options)(kernel.python).stages(*arguments, target=target)  # type: ignore[arg-type]
 
 
+def portable(name: str = "wgsl") -> tuple[Any, Any, Any]:
+    """A kernel for a GPU that lacks all that portable ones may lack."""
+    kernel, target = tw.kernel(scale.python), replace(parse_target(name), max_turns=65535)
+    return kernel.function, kernel._signature((numbers(8, 8), numbers(8)), {}, target), target
+
+
 def compiled() -> object:
     kernel, target = tw.kernel(centred.python), parse_target("cpu")
     return compile_kernel(kernel.function, kernel._signature((numbers(8, 8),), {}, target), target)
@@ -212,19 +242,23 @@ PATHS: dict[str, Reach] = {
     "memory": compiled,
     "explicit checks": lambda: tw.gpu(check=True)(doubled)[1, 32](numbers(20), device="cpu"),
     "explicit": EXPLICIT_ON_CPU,
+    "critical": lambda: tw.critical(halved)(3.0),
     "explicit addresses": lambda: addressed(tw.gpu(doubled)[1, 32].thread_stage(numbers(20)), parse_target("sm_90a")),
     "primitives": lambda: finished_program(scan_program(ScanPlan((f32,), (f32,), StateFunction(Monoid(f32, "add"))), parse_target("sm_90a")), parse_target("sm_90a")),
+    "portable": lambda: compile_kernel(*portable()),
     "functions": lambda: scalar_function(parse_scalar_function(lambda a, b: a * b + 1), (f32, f32), f32),
 }
 OTHER: dict[tuple[str, str], Reach] = {
     ("tile", "lower_contraction_amx"): stages(product, "x86-64-amx", SQUARE, SQUARE),
     ("tile", "lower_attention_cpu"): stages(plain, "x86-64-avx512", *ATTENTION),
     ("tile", "lower_products_cpu"): stages(gated, "x86-64-avx512", *GATED),
+    ("tile", "lower_symmetric_cpu"): stages(with_itself, "x86-64-avx512", numbers(64, 64)),
     ("tile", "lower_contraction_cpu"): stages(product, "x86-64-avx512", numbers(64, 64), numbers(64, 64)),
     ("tile", "lower_attention"): ATTENTION_ON_HOPPER,
     ("tile", "lower_contraction"): ON_HOPPER,
     ("program", "split_blocks"): stages(packed_rows, "x86-64-avx2", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256)),
     ("program", "packed_units"): PACKED_ROWS,
+    ("program", "flatten_rows"): stages(scaled_groups, "sm_90a", numbers(2, 3, 8), numbers(3)),
     ("tile", "lower_gemv"): FEW_ROWS,
     ("tile", "fuse_loops"): stages(gated_rows, "sm_90a", numbers(1, 1024), numbers(4096, 1024), numbers(4096, 1024)),
     ("tile", "window_sums"): PLANES,
@@ -235,6 +269,9 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_mma"): stages(product, "sm_80", SQUARE, SQUARE),
     ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
+    ("thread", "interleave"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
+    ("thread", "choose_values"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
+    ("thread", "short_remainders"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("tile", "lower_packed_rows"): PACKED_ON_ARM,
     ("thread", "expand_dots"): PACKED_ON_ARM,
     ("thread", "merge_loads"): PACKED_ROWS,
@@ -245,5 +282,6 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "fuse_multiply_add"): stages(product, "sm_90a", numbers(32, 256, dtype=BF16), tw.quantize(numbers(64, 256), tw.q4_k)),
     ("thread", "early_loads"): stages(one_length, "sm_90a", *CACHED),
     ("thread", "lower_windows"): PLANES,
+    ("portable", "split_vectors"): lambda: compile_kernel(*portable("msl")),
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),
 }

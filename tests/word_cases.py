@@ -13,10 +13,10 @@ from tilewright.ir.ops_simt import COPY_CACHES, LOAD_CACHES, STORE_CACHES
 THREADS = 128
 
 _FUNCTIONS = (
-    "exp exp2 log log2 sin cos tan tanh sinh cosh erf sqrt rsqrt sigmoid rsqrt_approx floor ceil round trunc abs isnan relu "
+    "exp exp2 log log2 sin cos tan tanh sinh cosh erf exp10 expm1 log10 log1p asin acos atan asinh acosh atanh cbrt erfc lgamma tgamma sign isinf isfinite sqrt rsqrt sigmoid rsqrt_approx floor ceil round trunc abs isnan relu "
     "fast_exp fast_exp2 fast_log fast_log2 fast_sin fast_cos fast_sqrt fast_rsqrt fast_rcp fast_tanh popcount clz ctz ffs brev"
 )  # fmt: skip
-_TWO = "pow minimum maximum mul_high fast_divide"
+_TWO = "pow atan2 hypot fmod copysign nextafter ldexp rotate_left rotate_right minimum maximum mul_high fast_divide"
 _BUILTINS = "abs int float bool round"
 _VOTES = "vote_any vote_all vote_uniform ballot match_any redux_add redux_min redux_max redux_and redux_or redux_xor"
 _PLAIN = (
@@ -37,6 +37,9 @@ BODIES: list[tuple[str, str]] = [
     ("min", "put(min(x[i], y[i], 3))"),
     ("max", "put(max(x[i], 0, y[i]))"),
     ("hypot", "put(math.hypot(x[i], y[i]))"),
+    ("ldexp", "put(tw.ldexp(x[i], i))"),
+    ("frexp", "a, b = tw.frexp(x[i])\nput(a)\nput(b)"),
+    ("rotate_left", "put(tw.rotate_left(x[i], i))"),
     ("fma", "put(tw.fma(x[i], y[i], x[0]))"),
     ("clamp", "put(tw.clamp(x[i], y[i], x[0]))"),
     ("clamp", "put(tw.clamp(x[i], 0, 1))"),

@@ -38,16 +38,24 @@ GPU_OPTIONS: tuple[Row, ...] = (
     ("cluster", "so many blocks along x run at once and reach each other's shared memory; refused where a GPU has no clusters", "acts"),
     ("check", "every index is checked, also on GPUs", "acts"),
     ("unchecked", "indices are not checked on CPUs", "acts"),
+    ("optimize", "the level of its machine code, `O0` to `Olatency`; on a GPU only `O0` and `O1` make other code", "hint"),
 )
 CPU_OPTIONS: tuple[Row, ...] = (
     ("check", "indices are checked while it runs", "acts"),
     ("unchecked", "they are not", "acts"),
+    ("optimize", "the level of its machine code, `O0` to `Olatency`", "acts"),
 )
 MARKS: tuple[Row, ...] = (
     ("@tw.target(gpu=, cpu=)", "the definition is the one for that make of GPU, or for CPUs; makes other than nvidia and amd are refused", "acts"),
     ("@tw.gpu_compute", "an explicit kernel that refuses to run on a CPU", "acts"),
     ("@tw.vectorizable", "promises that threads have nothing to do with each other; a barrier, shared memory or atomic operation is an error", "acts"),
     ("@tw.inline_always", "the function is inlined where it is called, as all are; what cannot be is refused", "acts"),
+    ("@tw.critical(max_latency_ns=)", "a budget that `tw.latency` compares with the 99th percentile, and reports", "acts"),
+    ("@tw.critical(cpu=)", "the core that `tw.latency` measures on and `function.pinned()` pins the thread to; one that is not there is an error", "acts"),
+    ("@tw.critical(memory=)", '"stack": its own arrays lie there; others are refused', "acts"),
+    ("@tw.critical(overflow=)", '"check": a whole number that does not fit 64 bits is an exception; "wrap": it wraps', "acts"),
+    ("@tw.no_allocation", "a critical function that allocates nothing: proved on the emitted code, or refused", "acts"),
+    ("@tw.no_syscalls", "a critical function that makes no system calls: proved on the emitted code, or refused", "acts"),
 )
 CALLS: tuple[Row, ...] = (
     ("kernel(…, out=)", "results are written there", "acts"),

@@ -14,7 +14,15 @@
 from __future__ import annotations
 
 from tilewright.base import registry
-from tilewright.base.errors import CompilerBug, DeviceError, PerformanceWarning, TargetLimit, TilewrightError, UserError
+from tilewright.base.errors import (
+    CompilerBug,
+    DeviceError,
+    DeviceWarning,
+    PerformanceWarning,
+    TargetLimit,
+    TilewrightError,
+    UserError,
+)
 from tilewright.base.hooks import provide
 
 __version__ = "0.1.0"
@@ -32,10 +40,15 @@ _EXPORTS = {
         "f32x16 f32x4 f32x8 f64x2 f64x4 f64x8 i16x16 i16x32 i16x8 i32x16 i32x4 i32x8 i64x2 i64x4 i64x8 i8x16 i8x32 i8x64 "
         "u16x16 u16x32 u16x8 u32x16 u32x4 u32x8 u64x2 u64x4 u64x8 u8x16 u8x32 u8x64"
     ),
+    "compile.critical_proof": "CriticalProof",
+    "compile.tiers": "TierReport tiers",
     "distributed.heterogeneous": "heterogeneous schedule task",
     "distributed.pipeline": "Pipeline parallel stage",
     "execute.array_files": "read_values",
     "execute.arrays": "allocate array asarray copy from_dlpack pinned to_device",
+    "execute.critical.function": "CriticalFunction critical critical_path no_allocation no_syscalls",
+    "execute.critical.latency": "Latency latency",
+    "execute.critical.ring": "Ring",
     "execute.devices": "Device compute_devices cpu_partitions default_device devices set_default_device",
     "execute.graphs": "Graph capture",
     "execute.kernel": "Kernel kernel",
@@ -53,6 +66,7 @@ _EXPORTS = {
     "execute.streams": "Event Stream current_stream stream timed",
     "execute.transfers": "transfer",
     "execute.tune": "Tuning tune",
+    "frontend.critical.state": "State StateArray",
     "graphs.entry": "graph",
     "graphs.graph": "TensorGraph",
     "graphs.registry": "OpParam TensorType",
@@ -69,8 +83,8 @@ _EXPORTS = {
 """What is offered besides errors and the words of the kernel languages (`frontend.words`). A module is loaded when somebody asks
 for one of its names. Type checkers read `__init__.pyi`, which `tools/words.py --write` makes from this table and the words."""
 
-_PACKAGES = ("models",)
-"""Packages that are offered as they are: `tw.models.load`."""
+_PACKAGES = ("mega", "models")
+"""Packages that are offered as they are: `tw.models.load`, `tw.mega.plan`."""
 _HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 _EXTENSION = ("load_ipython_extension", "unload_ipython_extension")
 """What IPython asks for; nobody else does."""
@@ -88,6 +102,12 @@ def _spread_a_kernel() -> object:
     return spread_of
 
 
+def _step_as_one_kernel() -> object:
+    from tilewright.mega.engine import MegaStep
+
+    return MegaStep
+
+
 def _cpu() -> object:
     from tilewright.device_kinds.cpu.kind import CpuKind
 
@@ -100,23 +120,52 @@ def _cuda() -> object:
     return CudaKind()
 
 
+def _webgpu() -> object:
+    from tilewright.device_kinds.webgpu.kind import WebGpuKind
+
+    return WebGpuKind()
+
+
 def _emulator() -> object:
     from tilewright.device_kinds.emulator import EmulatorKind
 
     return EmulatorKind()
 
 
+def _vulkan() -> object:
+    from tilewright.device_kinds.vulkan import VulkanKind
+
+    return VulkanKind()
+
+
+def _metal() -> object:
+    from tilewright.device_kinds.metal import MetalKind
+
+    return MetalKind()
+
+
+def _opencl() -> object:
+    from tilewright.device_kinds.opencl import OpenClKind
+
+    return OpenClKind()
+
+
 registry.register("cpu", _cpu, "cpu, cpu:I/N", "cpu")
 registry.register("cuda", _cuda, "cuda, cuda:N", "cuda:0", automatic=True)
+registry.register("webgpu", _webgpu, "webgpu, webgpu:N", automatic=True)
+registry.register("vulkan", _vulkan, "vulkan, vulkan:N", automatic=True)
+registry.register("opencl", _opencl, "opencl, opencl:N", automatic=True)
+registry.register("metal", _metal, "metal, metal:N")
 registry.register("emulator", _emulator, "emulator, emulator:loop|tile|thread")
 provide("place a call", _place_a_call)
 provide("spread a kernel", _spread_a_kernel)
+provide("step as one kernel", _step_as_one_kernel)
 
 
 def _names() -> list[str]:
     from tilewright.frontend.words.python_words import NAMES
 
-    errors = (error.__name__ for error in (CompilerBug, DeviceError, PerformanceWarning, TargetLimit, TilewrightError, UserError))
+    errors = (error.__name__ for error in (CompilerBug, DeviceError, DeviceWarning, PerformanceWarning, TargetLimit, TilewrightError, UserError))
     return sorted((*_HOMES, *_PACKAGES, *NAMES, *errors))
 
 

@@ -19,6 +19,7 @@ from kernel_table import (
     scaled_sum,
     sum_and_difference,
 )
+from tilewright.base import registry
 from tilewright.runtime.cuda import device as cuda
 
 F32 = np.float32
@@ -193,7 +194,7 @@ def test_a_refused_out_is_not_touched() -> None:
 
 def test_unknown_device() -> None:
     assert message(lambda: scale_columns(m(1, 1), m(1), device="tpu")) == (
-        "error[TW030]: unknown device 'tpu'\nhelp: use cpu, cpu:I/N, cuda, cuda:N, emulator, emulator:loop|tile|thread or auto"
+        f"error[TW030]: unknown device 'tpu'\nhelp: use {registry.usage()}"
     )
 
 

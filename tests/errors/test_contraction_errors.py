@@ -86,11 +86,11 @@ def test_strict_holds_on_a_cpu_too(wish: str, shown: str) -> None:
 
 def test_a_precision_that_is_none() -> None:
     assert message(lambda: program("@precision(tf33)", "a[i, k] * b[k, j]").run(a=HALF, b=HALF)).splitlines() == [
-        "<string>:2:5: error[TW016]: @precision takes one of ieee, tf32, 3xtf32", "   |", " 2 |     @precision(tf33)", "   |     ^^^^^^^^^^^^^^^^",
+        "<string>:2:5: error[TW016]: @precision takes one of auto, ieee, tf32, 3xtf32", "   |", " 2 |     @precision(tf33)", "   |     ^^^^^^^^^^^^^^^^",
         'help: write @precision(tf32), or @precision("3xtf32")',
     ]  # fmt: skip
     assert message(lambda: tw.kernel(precision="half")(MATMUL.python)) == (
-        "error[TW005]: precision is 'half'\nhelp: choose one of ieee, tf32, 3xtf32"
+        "error[TW005]: precision is 'half'\nhelp: choose one of auto, ieee, tf32, 3xtf32"
     )
 
 

@@ -60,7 +60,7 @@ def test_types_of_lets() -> None:
         ('@devce("cpu")', "TW011: unknown attribute '@devce' (did you mean 'device'?)"),
         ("@tile(4)", "TW012: @tile says nothing about a function (write it on a compute block; @tile(m, n, k)"),
         ("@kernel matmul", "TW012: @kernel says nothing about a function"),
-        ("@critical_path", "TW005: @critical_path is not available: code for low latency, which keeps such promises, is not built yet (remove @critical_path)"),
+        ("@critical_path", "TW005: @critical_path is not available: latency-critical code is written as a Python function under @tw.critical, with the marks @tw.no_allocation and @tw.no_syscalls (remove @critical_path)"),
         ('@device("nowhere")', "TW030: unknown device 'nowhere'"),
         ('@device("cpu") @device("cpu")', "TW012: @device is given twice"),
     ],

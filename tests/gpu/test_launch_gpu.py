@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -386,3 +389,22 @@ def test_many_launches_leave_memory_where_it_was(torch: Any) -> None:
     gc.collect()
     assert device.pool.usage()[0] == before
     assert torch.cuda.memory_allocated() == others
+
+
+def test_the_first_kernel_of_a_process_is_launched_by_machine_code_too(torch: Any) -> None:
+    """What machine code knows of PyTorch must outlive the loading of what all launchers share."""
+    code = """
+import torch, tilewright as tw
+from test_launch_gpu import CudaCalls, turned
+
+seen, original = [], CudaCalls.run
+CudaCalls.run = lambda self, *args: (seen.append(1), original(self, *args))[1]
+x = torch.arange(5.0, device="cuda")
+for _ in range(4):
+    result = turned(x)
+print(len(seen), result.tolist())
+"""
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})\n{code}"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split(None, 1) == ["1", "[4.0, 3.0, 2.0, 1.0, 0.0]\n"]

@@ -7,7 +7,9 @@ are given, the same bits twice, and results of more than 2^31 elements.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,22 @@ def errors(found: np.ndarray, want: np.ndarray) -> tuple[float, float]:
     return float(off.max(initial=0.0)), float(np.sqrt(np.mean(off**2)))
 
 
+def chain_errors(case: MatrixCase, arguments: Arrays, want: np.ndarray) -> tuple[float, float]:
+    """Those of one chain of multiply-adds in f32, where the case is a convolution of f32: that is what sums in parts promise (docs/numerics.md). PyTorch cuts some
+    sums into so many pieces that it is closer still."""
+    way = re.fullmatch(r"conv_nchw_s(\d)p(\d)d(\d)_f32", case.name)
+    if way is None:
+        return 0.0, 0.0
+    stride, pad, dilation = map(int, way.groups())
+    x, w = (a.astype(np.float64) for a in arguments[:2])
+    padded = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    total = np.zeros(want.shape, np.float32)
+    for c, u, v in itertools.product(*(range(e) for e in w.shape[1:])):
+        at = padded[:, c, u * dilation :, v * dilation :][:, ::stride, ::stride][:, : want.shape[2], : want.shape[3]]
+        total = (total + at[:, None] * w[None, :, c, u, v, None, None]).astype(np.float32)
+    return errors(total, want)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="this Python has no torch")
 @pytest.mark.parametrize("case", [c for c in MATRIX_CASES if c.torch], ids=lambda case: case.name)
 def test_no_further_from_float64_than_torch(case: MatrixCase) -> None:
@@ -118,8 +136,9 @@ def test_no_further_from_float64_than_torch(case: MatrixCase) -> None:
                 label = f"{case.name}{list(sizes)}: largest and mean errors {ours}, of torch {theirs}"
                 if case.precision == "tf32" and theirs[0] < 1e-5 * np.abs(want).max():
                     continue  # torch did not use tf32 here: it does not for sizes that are not aligned
-                assert ours[0] <= WORSE * theirs[0], label
-                assert ours[1] <= WORSE * theirs[1], label
+                chain = chain_errors(case, arguments, want)
+                assert ours[0] <= max(WORSE * theirs[0], chain[0]), label
+                assert ours[1] <= max(WORSE * theirs[1], chain[1]), label
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 

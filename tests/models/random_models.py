@@ -19,11 +19,12 @@ Arrays = dict[str, Any]
 class RandomModel:
     """Tensors by the names of GGUF, as they are in the file (`tensors`) and as float32 (`weights`)."""
 
-    def __init__(self, architecture: str, seed: int = 0, layers: int = 2, width: int = 64, heads: int = 6, groups: int = 2, depth: int = 10, hidden: int = 96, words: int = 67, formats: tuple[Any, ...] = (), context: int = 64, window: int = 0) -> None:
+    def __init__(self, architecture: str, seed: int = 0, layers: int = 2, width: int = 64, heads: int = 6, groups: int = 2, depth: int = 10, hidden: int = 96, words: int = 67, formats: tuple[Any, ...] = (), context: int = 64, window: int = 0, by_layer: bool = False) -> None:
         self.architecture, self.words, self.context, self.window = architecture, words, context, window
         self.layers, self.width, self.heads, self.groups, self.depth, self.hidden = layers, width, heads, groups, depth, hidden
         self.rng = np.random.default_rng(seed)
         self.formats: tuple[Any, ...] = formats
+        self.by_layer = by_layer
         self.turns: dict[str, int] = {}
         self.tensors: Arrays = {}
         self.weights: dict[str, np.ndarray] = {}
@@ -37,8 +38,8 @@ class RandomModel:
         array = (1 + 0.2 * values if gain else values * (0.3 if len(shape) == 1 else 1)).astype(np.float32)
         stored: Any = array
         if self.formats and len(shape) == 2 and packs:
-            # The same format in every layer: layers are then one program, as in most files.
-            part = ".".join(name.split(".")[2:]) if name.startswith("blk.") else name
+            # The same format in every layer: layers are then one program, as in most files; `by_layer`: other ones in every other layer, as in files of mixed formats.
+            part = name if self.by_layer else ".".join(name.split(".")[2:]) if name.startswith("blk.") else name
             dtype = self.formats[self.turns.setdefault(part, len(self.turns)) % len(self.formats)]
             if dtype is not None and shape[-1] % dtype.block == 0:
                 stored = tw.quantize(array, dtype) if dtype.is_packed else array.astype(dtype.numpy)

@@ -183,12 +183,14 @@ def test_blocks_that_compute_many_tiles(schedule: str) -> None:
         np.testing.assert_allclose(found.astype(np.float64), want, rtol=2e-3, atol=2e-3, err_msg=stage)
 
 
-def test_what_the_matrix_units_do_not_take_is_computed_otherwise() -> None:
-    q, k, v = arrays(12, (1, 1, 9, 16), (1, 1, 9, 16), (1, 1, 9, 16), dtype=np.float32)
-    stages = text.plain.stages(q, k, v, 0.3, target="sm_90a").stages
+@pytest.mark.parametrize(("dtype", "precision"), [(np.float32, "ieee"), (np.float64, "auto")])
+def test_what_the_matrix_units_do_not_take_is_computed_otherwise(dtype: type, precision: str) -> None:
+    q, k, v = arrays(12, (1, 1, 9, 16), (1, 1, 9, 16), (1, 1, 9, 16), dtype=dtype)
+    kernel = tw.kernel(precision=precision)(text.plain.python)
+    stages = kernel.stages(q, k, v, 0.3, target="sm_90a").stages
     assert not any(isinstance(s, MatrixSchedule) for s in stages.schedules)
     device = emulator_device("thread", parse_target("sm_90a"))
-    found = np.asarray(text.plain.runner.run({"q": q, "k": k, "v": v, "scale": 0.3}, device))
+    found = np.asarray(kernel.runner.run({"q": q, "k": k, "v": v, "scale": 0.3}, device))
     np.testing.assert_allclose(found, attend(scores(q, k, 0.3), v), rtol=1e-5, atol=1e-5)
 
 

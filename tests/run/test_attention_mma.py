@@ -222,4 +222,5 @@ def test_a_schedule_that_does_not_fit_is_refused(words: str) -> None:
 def test_targets_without_the_instructions_compute_it_otherwise() -> None:
     q = np.zeros((1, 1, 64, 64), np.float16)
     stages = text.plain.stages(q, q, q, 1.0, target="sm_75").stages
-    assert not any(isinstance(s, MatrixSchedule) for s in stages.schedules)
+    assert [s.family for s in stages.schedules if isinstance(s, MatrixSchedule)] == ["fma", "fma"]  # scores, weights of them, weighted values
+    assert len(stages.schedules) == 3

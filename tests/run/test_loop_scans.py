@@ -250,3 +250,28 @@ def test_notes_where_a_scan_is_not_cut(target: str) -> None:
     x = np.zeros(100_000, np.float32)
     assert not running_sum.stages(x, target=target).notes
     assert [note.code for note in decayed.stages(x, target=target).notes] == ["TW060"]
+
+
+@tw.kernel
+def masked_running_sum(x: tw.Array, keep: tw.Array) -> tw.Array:
+    n, c = x.shape
+    out = tw.empty((n, c), x.dtype)
+    for i in tw.grid(n):
+        s = tw.f32(0)
+        for j in range(c):
+            if keep[i, j] > 0:
+                s += x[i, j]
+            out[i, j] = s
+    return out
+
+
+def test_a_sum_under_a_condition_is_cut() -> None:
+    """Of many rows each has a block; what is left out may be anything."""
+    rng = np.random.default_rng(0)
+    x, keep = rng.standard_normal((140, 1100)).astype(np.float32), rng.standard_normal((140, 1100)).astype(np.float32)
+    x[:, 600], keep[:, 600] = np.nan, -1
+    (call,) = masked_running_sum.stages(x, keep, target="sm_90a").stages.thread.calls
+    assert "scan=True" in str(call.kernel.attrs["schedule"])
+    want = np.cumsum(np.where(keep > 0, x.astype(np.float64), 0), axis=1)
+    np.testing.assert_allclose(masked_running_sum(x, keep, device="emulator:thread"), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(masked_running_sum(x, keep, device="cpu"), want, rtol=1e-4, atol=1e-4)

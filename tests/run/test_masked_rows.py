@@ -25,7 +25,7 @@ def first(found: object) -> np.ndarray:
 def emulated(kernel: tw.Kernel[..., Any], target: str, *arguments: np.ndarray) -> dict[str, list[np.ndarray]]:
     stages = kernel.stages(*arguments, target=target).stages
     families = [s.family for s in stages.schedules if isinstance(s, MatrixSchedule)]
-    assert families == ([FAMILIES[target]] if FAMILIES[target] else [])
+    assert families == [FAMILIES[target]] if FAMILIES[target] else families in ([], ["fma", "fma"])  # in one kernel, or scores and weighted values apart
     inputs = kernel.bound(*arguments)
     return {
         stage: [np.asarray(x) for x in run_program(getattr(stages, stage), inputs).values()] for stage in ("loop", "tile", "thread")

@@ -424,3 +424,14 @@ def test_torch_tensors() -> None:
     found = product(w, torch.ones(64))
     assert isinstance(found, torch.Tensor)
     close(found.numpy(), tw.dequantize(w).numpy().astype(np.float64).sum(axis=1), 64)
+
+
+@pytest.mark.parametrize("dtype", [tw.q8_0, tw.q5_0, tw.q6_k], ids=str)
+def test_bytes_are_multiplied_by_the_instructions_of_a_cpu(dtype: DType) -> None:
+    """Four rows at a time and one at a time: a product of 16 bytes is one op, and one instruction of the CPU's name."""
+    w, x = tw.quantize(normal(4, 512), dtype), normal(512)
+    for target, unit in (("aarch64-neon", "sdot"), ("x86-64-amx", "vnni"), ("x86-64-avx512", "maddubs"), ("x86-64-sse4.1", "maddubs")):
+        stages = rounded.stages(w, x, target=target).stages
+        units = [op.attrs["unit"] for call in stages.thread.calls for op in walk(call.kernel.body) if op.opcode == "dot_lanes"]
+        assert units == [unit] * (dtype.block // 16 * 5)
+    assert b"vpdpbusd" not in rounded.compile(w, x, target="x86-64-avx512").code

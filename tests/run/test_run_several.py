@@ -19,6 +19,7 @@ NOT_SPLIT = {
     "normalised": "'total' accumulates over all of it and is used here",
     "root_mean_square": "'total' accumulates over all of it and is used here",
     "extremes_i32": "the index 'i' is used as a number",
+    "sum_and_difference": "the index 'i' is used as a number",
     "argmin_f32_all": "is a reduction over it (argmin), which parts cannot make",
     "argmax_f32_all": "is a reduction over it (argmax), which parts cannot make",
 }

@@ -115,13 +115,13 @@ def test_tiles_of_attention() -> None:
 
 def test_matrix_instructions_say_why_not() -> None:
     product = {"names": ("a", "b"), "body": PRODUCT}
-    (fate,) = compiled("@tensor_cores", **product).fates  # type: ignore[arg-type]
+    (fate,) = compiled("@tensor_cores @precision(ieee)", **product).fates  # type: ignore[arg-type]
     assert not fate.followed
     assert "write @precision(tf32)" in fate.text
-    for attributes, dtype in (("@tensor_cores @precision(tf32)", f32), ("@tensor_cores", f16), ("@async_copy", f16)):
+    for attributes, dtype in (("@tensor_cores", f32), ("@tensor_cores @precision(tf32)", f32), ("@tensor_cores", f16), ("@async_copy", f16)):
         assert [f.followed for f in compiled(attributes, dtype=dtype, **product).fates] == [True]  # type: ignore[arg-type]
     with pytest.raises(tw.TargetLimit, match="@tensor_cores"):
-        compiled("@tensor_cores @strict", **product)  # type: ignore[arg-type]
+        compiled("@tensor_cores @strict @precision(ieee)", **product)  # type: ignore[arg-type]
     (fate,) = compiled("@tensor_cores", MAP).fates
     assert fate.text == "nothing here is a sum of products that is computed by tiles"
 

@@ -71,8 +71,10 @@ def test_the_sum_of_a_convolution_errs_much_less_than_a_chain() -> None:
     want = case.expected(arguments)
     device = emulator_device("thread", parse_target("sm_90a"))
     whole = again(case.kernel, schedule=f"{SMALL} chunk=0")
-    chain, ours = (errors(np.asarray(on(kernel, device)(arguments)), want) for kernel in (whole, case.kernel))
+    by_default, plain = case.kernel, again(case.kernel, precision="ieee")
+    chain, parts, ours = (errors(np.asarray(on(kernel, device)(arguments)), want) for kernel in (whole, by_default, plain))
     assert (3 * ours <= chain).all(), f"{ours}, in a chain {chain}"
+    assert (2 * parts <= chain).all(), f"{parts} in parts of tf32, in a chain {chain}"
 
 
 def test_a_chunk_is_whole_steps() -> None:

@@ -173,10 +173,28 @@ def test_ampere_multiplies_by_warps_and_copies_ahead(name: str) -> None:
 @pytest.mark.requires("ptxas")
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
 def test_plain_f32_is_plain_arithmetic(target: str) -> None:
-    ptx = PLAIN["kn"].compile(empty(1024, 1024, dtype=f32), empty(1024, 1024, dtype=f32), target=target).code.decode()
+    kernel = tw.kernel(precision="ieee")(PLAIN["kn"].python)
+    ptx = kernel.compile(empty(1024, 1024, dtype=f32), empty(1024, 1024, dtype=f32), target=target).code.decode()
     assert "mma" not in ptx
     assert ptx.count("fma.rn.f32") >= 64
     check_assembled(ptx, target)
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize(("target", "is_matrix"), [("sm_75", False), ("sm_80", True), ("sm_90a", True)])
+def test_f32_is_multiplied_in_parts_where_there_are_units_for_tf32(target: str, is_matrix: bool) -> None:
+    size = 512 if target == "sm_90a" else 1024
+    ptx = PLAIN["kn"].compile(empty(size, size, dtype=f32), empty(size, size, dtype=f32), target=target).code.decode()
+    assert ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in ptx) == is_matrix
+    assert is_matrix or ptx.count("fma.rn.f32") >= 64
+    check_assembled(ptx, target)
+
+
+@pytest.mark.requires("ptxas")
+def test_large_products_of_f32_are_warp_group_products_of_bf16_terms() -> None:
+    ptx = PLAIN["kn"].compile(empty(2999, 2001, dtype=f32), empty(2001, 2003, dtype=f32), target="sm_90a").code.decode()
+    assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.bf16\.bf16", ptx) and "mma.sync" not in ptx
+    check_assembled(ptx, "sm_90a")
 
 
 @pytest.mark.requires("ptxas")

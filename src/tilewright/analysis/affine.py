@@ -7,9 +7,11 @@ Values without such a form (products of two indices, loads…) are atoms of thei
 
 from __future__ import annotations
 
+from math import gcd
+
 from tilewright.base.affine import AffineForm, combined
 from tilewright.base.dtypes import i64
-from tilewright.base.sizes import ONE, Size
+from tilewright.base.sizes import ONE, Size, floordiv
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.types import Scalar, Tensor
 
@@ -67,3 +69,31 @@ def gap(op: Op, forms: Forms) -> Affine | None:
         left, right = right, left
     difference = right.minus(left)
     return AffineForm(difference.factors, difference.constant - (1 if op.opcode in ("lt", "gt") else 0))
+
+
+def quotient(form: Affine, divisor: int) -> Affine | None:
+    """`form // divisor`, where every factor of an index can be divided."""
+    if any(not all(f % divisor == 0 for _, f in factor.terms) for _, factor in form.factors):
+        return None
+    factors = tuple((value, floordiv(factor, divisor)) for value, factor in form.factors)
+    return AffineForm(factors, floored(form.constant, divisor))
+
+
+def floored(size: Size, divisor: int) -> Size:
+    """`size // divisor`: what can be divided is taken out of the division."""
+    even, rest = divided(size, divisor)
+    return even + floordiv(rest, divisor)
+
+
+def divided(size: Size, divisor: int) -> tuple[Size, Size]:
+    """Sizes a and b with `size == a * divisor + b`; b is a number from 0 to divisor - 1 where the rest can be divided."""
+    even = Size(tuple((names, f // divisor) for names, f in size.terms if f // divisor))
+    return even, size - even * divisor
+
+
+def lowest(form: Affine) -> Affine:
+    """A form that is at least 0 just where this one is, with factors that have nothing in common."""
+    numbers = [factor.constant for _, factor in form.factors]
+    if not numbers or any(n is None for n in numbers):
+        return form
+    return quotient(form, max(1, gcd(*(n for n in numbers if n is not None)))) or form

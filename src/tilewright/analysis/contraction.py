@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.analysis.affine import Affine, Forms, analyse, gap
+from tilewright.analysis.affine import Affine, Forms, analyse, gap, lowest
+from tilewright.base.affine import AffineForm
 from tilewright.base.dtypes import DType
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, Size
+from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -223,9 +224,15 @@ class _ContractionFinder:
     def _share_guards(self, guards: list[Value], uses: list[frozenset[Value]]) -> list[Value | None] | None:
         """Each condition to the factors whose parallel indices are all it needs."""
         found: list[Value | None] = [None, None]
-        for guard in guards:
+        waiting = list(guards)
+        while waiting:
+            guard = waiting.pop(0)
             needs = self._depends(guard) & frozenset(self.indices)
             sides = [side for side in (0, 1) if needs <= uses[side]]
+            op = self.made.get(guard)
+            if not sides and op is not None and op.opcode == "and":
+                waiting += op.operands  # each test may speak of one factor
+                continue
             if not sides or any(found[side] is not None for side in sides):
                 return None
             for side in sides:
@@ -264,8 +271,9 @@ class _ContractionFinder:
                 for index, stride in zip(op.operands[1 : 1 + memory.rank], memory.strides, strict=True):
                     if stride == ONE:
                         form = self.forms[index]
-                        own = [v for v in form.values if form.factor(v) == ONE and v in self.leaves]
-                        return own[0] if own else None
+                        own = [v for v in form.values if v in self.leaves]
+                        # Phases of a result lie a few elements apart.
+                        return next((v for v in own if form.factor(v) == ONE), own[0] if len(own) == 1 and form.factor(own[0]).constant else None)
         return None
 
 
@@ -301,6 +309,8 @@ def restates_bounds(contraction: Contraction, factor: Factor) -> bool:
 
 
 def _same(a: Affine, b: Affine) -> bool:
+    """Whether both are at least 0 for the same values of their indices: what their factors have in common is divided out first, as `join_guards` does."""
+    a, b = lowest(a), lowest(b)
     return not a.minus(b).factors and a.constant == b.constant
 
 
@@ -343,39 +353,68 @@ def plane(contraction: Contraction, factor: Factor, inner: int = -1) -> Plane | 
 
 @record
 class Image:
-    """A plain load of a convolution's input [n, h, w, c]: the results are pixels in order (batch, then rows, then columns), read at
-    `position * step + offset * dilation + lower`, and zero outside. `offsets` are the summed indices along the kernel's height and width
-    (None where it has extent 1), `channel` the one along c; all are positions among the summed indices."""
+    """A plain load of a convolution's input [n, h, w, c] or [n, d, h, w, c]: the results are pixels in order (batch, then planes, rows, columns), read
+    at `position * step + offset * dilation + lower`, and zero outside. `offsets` are the summed indices along the kernel's axes (None where it has
+    extent 1), `channel` the one along c; all are positions among the summed indices."""
 
-    steps: tuple[int, int]
-    dilations: tuple[int, int]
-    lower: tuple[int, int]
-    offsets: tuple[int | None, int | None]
+    steps: tuple[int, ...]
+    dilations: tuple[int, ...]
+    lower: tuple[int, ...]
+    offsets: tuple[int | None, ...]
     channel: int
-    pixels: tuple[int, int]
-    """The parallel indices along the height and the width of the result."""
+    pixels: tuple[int | None, ...]
+    """The parallel indices along the axes of the result; None where the image has extent 1 and there is none."""
+    moves: bool = False
+    """The image's number has a part that other summed indices decide."""
 
 
 def image(contraction: Contraction, factor: Factor) -> Image | None:
     """How a factor reads an image, when it does."""
     tensor = factor.tensor
     side = contraction.m if factor is contraction.a else contraction.n
-    if tensor is None or tensor.rank != 4 or len(side) != 3 or not restates_bounds(contraction, factor):
+    if tensor is None or tensor.rank not in (4, 5) or len(side) < 2 or not restates_bounds(contraction, factor):
         return None
-    batch, down, along = (contraction.indices[p] for p in side)
     forms = contraction.access(factor)
     sums = {value: position for position, value in enumerate(contraction.k)}
-    channel = next((p for v, p in sums.items() if forms[3].is_just(v)), None)
-    if channel is None or not forms[0].is_just(batch):
+    channel = next((p for v, p in sums.items() if forms[-1].is_just(v)), None)
+    moved = _moved(contraction, forms[0], contraction.indices[side[0]])
+    if channel is None or moved is None:
         return None
-    found = [_window(form, own, sums) for form, own in ((forms[1], down), (forms[2], along))]
-    if any(f is None for f in found):
+    windows: list[tuple[int, int, int, int | None]] = []
+    pixels: list[int | None] = []
+    waiting = list(side[1:])
+    for form, extent in zip(forms[1:-1], tensor.shape[1:-1], strict=True):
+        is_one = extent == ONE and not form.factors and form.constant == ZERO
+        window = (1, 1, 0, None) if is_one else _window(form, contraction.indices[waiting[0]], sums) if waiting else None
+        if window is None:
+            return None
+        windows.append(window)
+        pixels.append(None if is_one else waiting.pop(0))
+    used = [p for p in (*(w[3] for w in windows), channel, *moved) if p is not None]
+    if waiting or sorted(used) != list(range(len(contraction.k))):
         return None
-    (sh, dh, lh, oh), (sw, dw, lw, ow) = (f for f in found if f is not None)
-    used = [p for p in (oh, ow, channel) if p is not None]
-    if sorted(used) != list(range(len(contraction.k))):
+    steps, dilations, lower, offsets = zip(*windows, strict=True)
+    return Image(steps, dilations, lower, offsets, channel, tuple(pixels), bool(moved))
+
+
+def _moved(contraction: Contraction, form: Affine, batch: Value) -> tuple[int, ...] | None:
+    """The summed indices that decide, beside the batch's index, which image is read, as positions; None where anything else does."""
+    if form.factor(batch) != ONE:
         return None
-    return Image((sh, sw), (dh, dw), (lh, lw), (oh, ow), channel, (side[1], side[2]))
+    rest = form.minus(AffineForm(((batch, ONE),)))
+    if not rest.factors:
+        return () if rest.constant == ZERO else None
+    made = {result: op for op in walk(contraction.reduction.regions[0]) for result in op.results}
+    found, waiting = set[int](), list(rest.values)
+    while waiting:
+        value = waiting.pop()
+        if value in contraction.k:
+            found.add(contraction.k.index(value))
+        elif value in made:
+            waiting += made[value].operands
+        elif value in contraction.indices:
+            return None
+    return tuple(sorted(found))
 
 
 def _window(form: Affine, own: Value, sums: dict[Value, int]) -> tuple[int, int, int, int | None] | None:

@@ -6,31 +6,59 @@ divisor 0 (everything divides it), and 1 says nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from math import gcd
 
-from tilewright.base.sizes import Size, SizeCall
+from tilewright.base.sizes import ZERO, Size, SizeCall, product
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.types import Scalar
+
+Facts = tuple[tuple[str, int], ...]
+"""What names are multiples of."""
 
 
 def of_size(size: Size, facts: Mapping[str, int]) -> int:
     """The largest divisor known of a symbolic size."""
-    total = 0
+    return _of_size(size, tuple(facts.items()))
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def _of_size(size: Size, facts: Facts) -> int:
+    """The same. A program asks for the same sizes again and again, and they are made of each other."""
+    quotients = {atom: q for monomial, _ in size.terms for atom in monomial if (q := _exact_quotient(atom, facts)) is not None}
+    if quotients:
+        names = {atom: f"{atom}/" for atom in quotients}
+        facts = (*facts, *((names[atom], known) for atom, (known, _) in quotients.items()))
+        size = sum(
+            (product([Size.of(names[a]) + quotients[a][1] if a in quotients else Size((((a,), 1),)) for a in monomial]) * factor for monomial, factor in size.terms),
+            ZERO,
+        )  # fmt: skip
+    total, divisors = 0, dict(facts)
     for monomial, factor in size.terms:
         known = abs(factor)
         for atom in monomial:
-            known *= facts.get(atom, 1) if isinstance(atom, str) else _of_call(atom, facts)
+            known *= divisors.get(atom, 1) if isinstance(atom, str) else _of_call(atom, facts)
         total = gcd(total, known)
     return total
 
 
-def _of_call(atom: SizeCall, facts: Mapping[str, int]) -> int:
+def _exact_quotient(atom: str | SizeCall, facts: Facts) -> tuple[int, int] | None:
+    """`floordiv(a + c, n)` where `n` surely divides `a`: a divisor of `a / n`, and `c // n`. Results of a window that steps by `n` are so many."""
+    divisor = atom.b.constant if isinstance(atom, SizeCall) and atom.op == "floordiv" else None
+    if not isinstance(atom, SizeCall) or divisor is None or divisor <= 0:
+        return None
+    constant = sum(factor for monomial, factor in atom.a.terms if not monomial)
+    known = _of_size(atom.a - constant, facts)
+    return (known // divisor, constant // divisor) if known and known % divisor == 0 else None
+
+
+def _of_call(atom: SizeCall, facts: Facts) -> int:
     if atom.op in ("min", "max"):
-        return gcd(of_size(atom.a, facts), of_size(atom.b, facts)) or 1
+        return gcd(_of_size(atom.a, facts), _of_size(atom.b, facts)) or 1
     divisor = atom.b.constant
     if atom.op == "floordiv" and divisor is not None and divisor > 0:
-        known = of_size(atom.a, facts)
+        known = _of_size(atom.a, facts)
         return known // divisor if known % divisor == 0 else 1
     return 1
 

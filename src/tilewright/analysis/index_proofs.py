@@ -38,6 +38,11 @@ def unproven_accesses(
     yield from _Proofs(kernel, checks, opcodes).block(kernel.body, ())
 
 
+def explained(kernel: Kernel, checks: Sequence[ProgramCheck] = ()) -> Iterator[tuple[Op, int, tuple[str, ...] | None]]:
+    """Every load and store, axis by axis: what proves that its index lies inside, as few inequalities as it takes; None where nothing does."""
+    yield from _Proofs(kernel, checks, ("load", "store", "accumulate")).explained(kernel.body, ())
+
+
 def reaches(kernel: Kernel, checks: Sequence[ProgramCheck] = ()) -> Iterator[tuple[Op, int, Size]]:
     """Loads that are not proven, where loops and conditions on their indices say how far they go: the axis, and one more than the last index.
 
@@ -90,6 +95,28 @@ class _Proofs:
                     yield op, axes
             for place, region in enumerate(op.regions):
                 yield from self.block(region, (*facts, *self.inside(op, place)))
+
+    def explained(self, block: Block, facts: Facts) -> Iterator[tuple[Op, int, tuple[str, ...] | None]]:
+        for op in block.ops:
+            if op.opcode in self.opcodes and isinstance(memory := op.operands[0].type, Tensor):
+                outside = self.unproven(op, facts)
+                for axis, (index, extent) in enumerate(zip(op.operands[1 : 1 + memory.rank], memory.shape)):
+                    yield op, axis, None if axis in outside else self._reason(index, extent, facts)
+            for place, region in enumerate(op.regions):
+                yield from self.explained(region, (*facts, *self.inside(op, place)))
+
+    def _reason(self, index: Value, extent: Size, facts: Facts) -> tuple[str, ...]:
+        """What a proof needs of the facts: those without which there is none."""
+        needed = facts
+        for fact in facts:
+            fewer = tuple(other for other in needed if other is not fact)
+            if self.is_inside(index, extent, fewer):
+                needed = fewer
+        checks, held, self.checks, self.held = self.checks, self.held, (), {}
+        called = () if self.is_inside(index, extent, needed) else ("what every call checks of its arrays",)
+        self.checks, self.held = checks, held
+        low, high = self.form(index), plus(plus(_of_size(extent), self.form(index), -1), _number(-1))
+        return (*(_shown(fact) for fact in needed), *called) or (_shown(low), _shown(high))
 
     def reaches(self, block: Block, facts: Facts, guards: Facts, extents: tuple[Size, ...]) -> Iterator[tuple[Op, int, Size]]:
         """`guards`: which of the facts are conditions. `extents`: those of the loops around."""
@@ -545,6 +572,26 @@ class _Named:
 _COUNTED = frozenset({"thread_id", "program_id", "grid_size"})
 """Ops that count threads and blocks."""
 _OPPOSITE: Mapping[str, str] = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+
+
+def _shown(fact: Linear) -> str:
+    """An inequality, as one would write it."""
+    more, less = ([(atom, abs(factor)) for atom, factor in fact[0].items() if (factor > 0) is sign] for sign in (True, False))
+    left, right, constant = " + ".join(map(_term, more)), " + ".join(map(_term, less)), fact[1]
+    if not left:
+        return f"{right or 0} <= {constant}"
+    if constant == -1 and right:
+        return f"{right} < {left}"
+    if not right:
+        return f"{left} >= {-constant}"
+    return f"{right} <= {left}" if not constant else f"{right} <= {left} {'+' if constant > 0 else '-'} {abs(constant)}"
+
+
+def _term(term: tuple[Hashable, int]) -> str:
+    index, sizes = _pair(term[0])
+    value = _value(index)
+    names = [*([value.name] if value is not None else []), *map(str, sizes)]
+    return "*".join([*([str(term[1])] if term[1] != 1 else []), *names])
 
 
 def _pair(atom: Hashable) -> tuple[Hashable, Monomial]:

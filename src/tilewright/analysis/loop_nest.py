@@ -5,9 +5,11 @@ In: a loop-stage kernel. Out: a `Nest`, and answers to single questions about it
 
 from __future__ import annotations
 
-from tilewright.analysis.affine import Affine, address, analyse
+from collections.abc import Iterator, Sequence
+
+from tilewright.analysis.affine import Affine, Forms, address, analyse
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, Size
+from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -24,13 +26,23 @@ class Nest:
     """Top-level serial loops whose iterations are independent: they can share the reductions' axis."""
     stride_one: tuple[int, ...]
     """For each parallel index, bytes accessed with stride one along it."""
+    beside: tuple[frozenset[int], ...]
+    """For each parallel index, those that accesses with stride one along it move with besides."""
     reduce_stride_one: int
     """Bytes accessed with stride one along the innermost reduction index."""
+    reduce_streamed: int
+    """Of these, what moves with as many indices as any access does: the vector `t` of `t[i] * a[i, j]` is read again for every `j`, and stays in a cache."""
     reduce_extent: Size
     """How long the innermost reduction is (at most)."""
     widest: int
     """Bytes of the widest element accessed."""
     narrowest: int
+
+    @property
+    def reduces_along(self) -> bool:
+        """Whether most of what reductions read anew lies along their own index, not along one of the results."""
+        across = max(self.stride_one, default=0)
+        return (self.reduce_streamed if across else self.reduce_stride_one) > across
 
 
 def nest_of(kernel: Kernel) -> Nest:
@@ -43,7 +55,10 @@ def nest_of(kernel: Kernel) -> Nest:
     sweeps = tuple(op for op in parallel.regions[0].ops if is_sweep(op))
     inner: tuple[Value, ...] = tuple(op.regions[0].args[-1] for op in (*reductions, *sweeps) if op.operands)
     weights = [0] * len(indices)
+    beside: list[set[int]] = [set() for _ in indices]
     reduce_weight = 0
+    streamed: list[tuple[int, int]] = []
+    moving = {*indices, *(k for op in (*reductions, *sweeps) for k in op.regions[0].args)}
     sizes: list[int] = []
     reduced = {id(inner) for op in (*reductions, *sweeps) for inner in walk(op.regions[0])}
     for op in walk(kernel.body):
@@ -54,11 +69,18 @@ def nest_of(kernel: Kernel) -> Nest:
         form = address(op, forms)
         size = memory.dtype.itemsize
         sizes.append(size)
+        depth = sum(value in moving for value in form.values) if moving.issuperset(form.values) else len(moving)
+        streamed.append((depth, 0))
+        own = frozenset(p for p, index in enumerate(indices) if index in form.values)
+        if not reduced and op.opcode == "load" and len(own) == 1 < len(indices):
+            continue  # scales by channel come from the cache, however they are read
         for position, index in enumerate(indices):
             if form.factor(index) == ONE:
                 weights[position] += size * (2 if op.opcode == "store" else 1)
+                beside[position] |= own
         if any(form.factor(index) == ONE for index in inner):
             reduce_weight += size * 2
+            streamed.append((depth, size * 2))
     reduce_extent = ONE
     declared = kernel.attrs.get("reduce_extent")
     if isinstance(declared, Size):
@@ -67,14 +89,87 @@ def nest_of(kernel: Kernel) -> Nest:
         reduce_extent = constant_of(forms[reductions[0].operands[-1]])
     elif sweeps:
         reduce_extent = constant_of(forms[sweeps[0].operands[1]])
+    deepest = max((depth for depth, _ in streamed), default=0)
     return Nest(
-        parallel, extents, reductions, sweeps, tuple(weights), reduce_weight, reduce_extent, max(sizes, default=4), min(sizes, default=4)
-    )
+        parallel, extents, reductions, sweeps, tuple(weights), tuple(map(frozenset, beside)), reduce_weight,
+        sum(size for depth, size in streamed if depth == deepest), reduce_extent, max(sizes, default=4), min(sizes, default=4),
+    )  # fmt: skip
 
 
 def is_sweep(op: Op) -> bool:
     """A serial loop by ones that carries nothing and whose iterations the checker found independent."""
     return op.opcode == "for" and bool(op.attrs.get("independent")) and len(op.operands) == 3
+
+
+def inner_walks(kernel: Kernel, nest: Nest) -> tuple[Op, ...]:
+    """Reductions and sweeps inside serial loops of a nest that has none at its top, which walk memory one element at a time: the vectors of code that runs in
+    order. Of loops inside each other the outermost that most of what the innermost reads lies along. Sweeps at the top with sweeps inside are such loops, too."""
+    if (nest.reductions or nest.sweeps) and not any(is_sweep(inner) for op in nest.sweeps for inner in op.regions[0].ops):
+        return ()
+    forms = analyse(kernel)
+
+    def weight(op: Op) -> int:
+        """Bytes that lie along an op's index, in the innermost loops of it."""
+        index, ops = op.regions[0].args[-1], list(walk(op.regions[0]))
+        deep = {id(inner) for one in ops if one.regions and one.opcode != "if" for inner in walk(one.regions[0])}
+        accesses = [one for one in ops if one.opcode in ("load", "store") and (not deep or id(one) in deep)]
+        within = [one.regions[0].args[-1] for one in ops if is_sweep(one) and not any(is_sweep(other) for other in walk(one.regions[0]))]
+        if within:  # what the innermost loop does not move is read once before it
+            accesses = [one for one in accesses if any(value in address(one, forms).values for value in within)]
+        return sum(_bytes_of(one) for one in accesses if address(one, forms).factor(index) == ONE)
+
+    def visit(ops: Sequence[Op]) -> Iterator[Op]:
+        for op in ops:
+            walks = (op.opcode == "reduce" and bool(op.operands)) or is_sweep(op)
+            inner = [one for region in op.regions for one in visit(region.ops)]
+            own = weight(op) if walks else 0
+            if own and own >= max((weight(one) for one in inner), default=0) and _is_plain(op):
+                yield op
+            elif op.opcode != "reduce":
+                yield from inner
+
+    return tuple(visit(nest.parallel.regions[0].ops))
+
+
+_SHORT_LOOP = 16
+"""Turns up to which a serial loop is short."""
+
+
+def has_long_loops(kernel: Kernel, nest: Nest) -> bool:
+    """Whether points run through serial loops that are not surely short: a few of them are work enough for a block."""
+    forms = analyse(kernel)
+    for op in walk(nest.parallel.regions[0]):
+        if op.opcode == "while":
+            return True
+        if op.opcode == "for":
+            turns = (constant_of(forms[op.operands[1]]) - constant_of(forms[op.operands[0]])).constant
+            if turns is None or turns > _SHORT_LOOP:
+                return True
+    return False
+
+
+def gathers_in_loops(kernel: Kernel, nest: Nest, axis: int) -> bool:
+    """Whether most of what serial loops access lies apart for neighbours along a parallel index: each has a matrix of its own, say."""
+    forms, index = analyse(kernel), nest.parallel.regions[0].args[axis]
+    along = across = 0
+    for loop in nest.parallel.regions[0].ops:
+        for op in (inner for region in loop.regions for inner in walk(region)):
+            if op.opcode in ("load", "store"):
+                factor = address(op, forms).factor(index)
+                along += _bytes_of(op) * (factor == ONE)
+                across += _bytes_of(op) * (factor != ONE and factor != ZERO)
+    return across > along
+
+
+def _is_plain(op: Op) -> bool:
+    """Whether it holds no loops but reductions, whose vectors go along."""
+    return all(not one.regions or one.opcode in ("if", "reduce") for one in walk(op.regions[0])) and not any(one.opcode == "accumulate" for one in walk(op.regions[0]))
+
+
+def _bytes_of(op: Op) -> int:
+    memory = op.operands[0].type
+    assert isinstance(memory, Tensor)
+    return memory.dtype.itemsize * (2 if op.opcode == "store" else 1)
 
 
 def constant_of(form: Affine) -> Size:
@@ -83,12 +178,69 @@ def constant_of(form: Affine) -> Size:
 
 
 def vector_index(nest: Nest) -> int:
-    """The parallel index with most stride-one traffic, the innermost on ties; -1 when no access has stride one."""
+    """The parallel index with most stride-one traffic, the innermost on ties; -1 when no access has stride one. An index that is always 0 walks nothing."""
     best = -1
     for position, weight in enumerate(nest.stride_one):
-        if weight and (best < 0 or weight >= nest.stride_one[best]):
+        if weight and nest.extents[position] != ONE and (best < 0 or weight >= nest.stride_one[best]):
             best = position
     return best
+
+
+def aligned_width(kernel: Kernel, nest: Nest, axis: int, width: int) -> int:
+    """How many neighbours along a parallel index, at most `width`, every access of reductions that lies along it can take at once: rows of 2247 elements begin
+    anywhere, and none of them can be read in vectors."""
+    accesses = [inner for op in (*nest.reductions, *nest.sweeps) for inner in walk(op.regions[0])]
+    return _aligned(kernel, accesses, nest.parallel.regions[0].args[axis], width)
+
+
+def aligned_walk(kernel: Kernel, loop: Op, width: int) -> int:
+    """The same along the index of a loop; 1 where something lies apart along it."""
+    forms, index = analyse(kernel), loop.regions[0].args[0]
+    accesses = [op for op in walk(loop.regions[0]) if op.opcode in ("load", "store")]
+    if any(address(op, forms).factor(index) not in (ZERO, ONE) for op in accesses):
+        return 1
+    first = forms[loop.operands[0]]
+    while width > 1 and not all(size.divisible_by(width, kernel.facts) for size in (first.constant, *(factor for _, factor in first.factors))):
+        width //= 2
+    return _aligned(kernel, accesses, index, width)
+
+
+def _aligned(kernel: Kernel, ops: Sequence[Op], index: Value, width: int) -> int:
+    forms = analyse(kernel)
+    for op in ops:
+        if op.opcode not in ("load", "store") or address(op, forms).factor(index) != ONE:
+            continue
+        memory, place = op.operands[0].type, address(op, forms)
+        assert isinstance(memory, Tensor)
+        others = [place.constant, *(factor for value, factor in place.factors if value is not index)]
+        align = memory.align or memory.dtype.itemsize
+        while width > 1 and (align % min(16, width * memory.dtype.itemsize) or not all(size.divisible_by(width, kernel.facts) for size in others)):
+            width //= 2
+    return width
+
+
+def crossing_index(kernel: Kernel, nest: Nest, axis: int) -> int:
+    """The parallel index along which a load walks memory one element at a time while neighbours along `axis` lie far apart in it, as in a transposition; -1 for none."""
+    forms, indices = analyse(kernel), nest.parallel.regions[0].args
+    for op in walk(nest.parallel.regions[0]):
+        if op.opcode == "load":
+            place = address(op, forms)
+            along = [p for p, index in enumerate(indices) if p != axis and place.factor(index) == ONE]
+            if along and place.factor(indices[axis]) not in (ZERO, ONE):
+                return along[-1]
+    return -1
+
+
+def is_strided_sum(kernel: Kernel, nest: Nest) -> bool:
+    """Whether a nest is one sum (or product, least, largest) whose terms are read at equal distances along its innermost index, without conditions."""
+    if len(nest.reductions) != 1 or nest.sweeps or not nest.reductions[0].operands or kernel.attrs.keys() & {"blocks", "in_order", "dots"}:
+        return False
+    reduction, forms = nest.reductions[0], analyse(kernel)
+    if reduction.attrs["kind"] not in ("add", "mul", "min", "max") or any(op.regions for op in walk(reduction.regions[0])):
+        return False
+    loads = [address(op, forms) for op in walk(reduction.regions[0]) if op.opcode == "load"]
+    known = {*kernel.params, *nest.parallel.regions[0].args, *reduction.regions[0].args}
+    return bool(loads) and all(known.issuperset(place.values) for place in loads) and any(place.factor(reduction.regions[0].args[-1]) != ZERO for place in loads)
 
 
 def compute_bytes(kernel: Kernel) -> int:
@@ -115,7 +267,93 @@ def slides(kernel: Kernel, nest: Nest, any_axis: bool = False) -> bool:
     return False
 
 
+def pairs_of_rows(nest: Nest, forms: Forms) -> tuple[int, int] | None:
+    """Where each result is a sum over a row of one array and a row of another one, such as the distance of two points: the parallel index of the first
+    array's rows, and that of the second's, along which results are written one after the other. None for other nests."""
+    indices, body = nest.parallel.regions[0].args, nest.parallel.regions[0]
+    stores = [address(op, forms) for op in walk(body) if op.opcode == "store"]
+    along = next((p for p in reversed(range(len(indices))) if stores and all(place.factor(indices[p]) == ONE for place in stores)), None)
+    if along is None or not nest.reductions or nest.sweeps:
+        return None
+    kinds = {str(op.attrs["kind"]) for op in nest.reductions}
+    uniform = all(len(op.operands) == 1 and op.operands[0] in forms and not forms[op.operands[0]].factors for op in nest.reductions)
+    if not uniform or not kinds <= {"add", "mul", "min", "max"} or any(op.regions and op not in nest.reductions for op in walk(body)):
+        return None
+    firsts: set[int] = set()
+    second = False
+    for op in nest.reductions:
+        for load in walk(op.regions[0]):
+            if load.opcode not in ("load", "store"):
+                continue
+            place = address(load, forms)
+            mine = [p for p, index in enumerate(indices) if place.factor(index) != ZERO]
+            if load.opcode == "store" or place.factor(op.regions[0].args[0]) not in (ZERO, ONE) or set(place.values) - {*indices, *op.regions[0].args}:
+                return None
+            if along in mine:
+                if place.factor(indices[along]) == ONE:
+                    return None
+                second = True
+    for op in nest.reductions:
+        loads = [address(load, forms) for load in walk(op.regions[0]) if load.opcode == "load"]
+        for place in loads:
+            if place.factor(indices[along]) == ZERO and place.factor(op.regions[0].args[0]) == ONE:
+                firsts |= {p for p, index in enumerate(indices) if place.factor(index) != ZERO and all(o.factor(index) == ZERO for o in loads if o.factor(indices[along]) != ZERO)}
+    return (max(firsts), along) if second and firsts else None
+
+
 def can_repeat(kernel: Kernel) -> bool:
     """Whether computing an element twice is the same as once: nothing that is written is read."""
     written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
     return not any(op.opcode in ("load", "atomic", "accumulate") and op.operands[0] in written for op in walk(kernel.body))
+
+
+# -- arrays of short records: pairs of a real and an imaginary part, colours of a pixel, coordinates of a point ------
+
+LONGEST = 4
+"""Elements of a record."""
+FEWEST_LANES = 4
+"""Lanes of a register from which on vectors along records pay: with fewer, sorting elements takes as long as what is computed."""
+
+
+def record_sizes(kernel: Kernel) -> dict[str, int]:
+    """Sizes of last axes that only constants walk, and how many elements they reach: `x[i, 0]` and `x[i, 1]` reach two."""
+    forms = analyse(kernel)
+    found: dict[str, int] = {}
+    others: set[str] = set()
+    for op in walk(kernel.body):
+        if op.opcode == "size":
+            value = op.attrs["value"]
+            assert isinstance(value, Size)
+            others |= value.names
+        if op.opcode not in ("load", "store"):
+            continue
+        memory = op.operands[0].type
+        assert isinstance(memory, Tensor)
+        if memory.rank < 2:
+            continue
+        name, last = memory.shape[-1].name, forms.get(op.operands[memory.rank])
+        if name is None or memory.strides[-1].constant != 1 or memory.strides[-2] != memory.shape[-1]:
+            continue
+        if last is None or last.factors or last.constant.constant is None or last.constant.constant < 0:
+            others.add(name)
+        else:
+            found[name] = max(found.get(name, 0), last.constant.constant + 1)
+    return {name: count for name, count in found.items() if name not in others and 2 <= count <= LONGEST}
+
+
+def record_index(kernel: Kernel, nest: Nest) -> int:
+    """The parallel index along which all that moves with it is accessed at strides of up to four elements; -1 where there is none, or where reductions or loops
+    have the vectors."""
+    if nest.reductions or nest.sweeps or any(op.opcode in ("accumulate", "atomic") for op in walk(kernel.body)):
+        return -1
+    forms = analyse(kernel)
+    places = [(op.opcode, address(op, forms)) for op in walk(kernel.body) if op.opcode in ("load", "store")]
+    indices = nest.parallel.regions[0].args
+    if not places or any(not set(indices).issuperset(place.values) for _, place in places):
+        return -1
+    for position, index in reversed(list(enumerate(indices))):
+        factors = [(kind, place.factor(index)) for kind, place in places]
+        near = all(f == ZERO or (f.constant is not None and 1 <= f.constant <= LONGEST) for _, f in factors)
+        if near and all(f != ZERO for kind, f in factors if kind == "store"):
+            return position
+    return -1

@@ -30,7 +30,36 @@ def surely_not_negative(size: Size, least: Mapping[str, int] | None = None, exte
         return a or b if call.op == "max" else b if call.op == "mod" else a and b
 
     floor = constant_floor(size, least, is_trusted)
-    return floor is not None and floor >= 0
+    if floor is not None and floor >= 0:
+        return True
+    for lower in (_without_quotients(size), *_without_smallest(size)):
+        floor = constant_floor(lower, least, is_trusted) if lower is not size else None
+        if floor is not None and floor >= 0:
+            return True
+    return False
+
+
+def _without_smallest(size: Size) -> list[Size]:
+    """At most as large: `-min(a, b)` is at least `-a`, and at least `-b`."""
+    for monomial, factor in size.terms:
+        call = monomial[0] if len(monomial) == 1 else None
+        if isinstance(call, SizeCall) and call.op == "min" and factor < 0:
+            rest = size - Size(((monomial, factor),))
+            return [lower for one in (call.a, call.b) for way in [rest + one * factor] for lower in (way, *_without_smallest(way))]
+    return []
+
+
+def _without_quotients(size: Size) -> Size:
+    """At most as large: `-c * (a // c)` is at least `-a`."""
+    found = size
+    for monomial, factor in size.terms:
+        call = monomial[0] if len(monomial) == 1 else None
+        if not isinstance(call, SizeCall) or call.op != "floordiv" or factor >= 0:
+            continue
+        divisor = call.b.constant
+        if divisor is not None and divisor > 0 and factor % divisor == 0:
+            found = found - Size(((monomial, factor),)) + call.a * (factor // divisor)
+    return found
 
 
 def surely_at_most(a: Size, b: Size, least: Mapping[str, int] | None = None, extents: Collection[SizeCall] = ()) -> bool:

@@ -98,7 +98,7 @@ def _sum(facts: NestFacts, op: Op, where: str, gpu: bool) -> Diagnostic | None:
         given = _number(facts, op.operands)
         reason = f"how long the loop over {names} is comes with {given}, not with an array, so it is not cut into parts"
         help = "take the length from an array's shape, or add up parts: a tw.grid loop over parts, each with an inner loop, then the sum of the parts"
-    elif len(op.operands) > 1:
+    elif gpu and len(op.operands) > 1:
         reason = f"the sum runs over several loops ({names}), and only sums over one are cut into parts"
         help = "reshape the array to one axis, or sum over the inner loops for each turn of the outer one, and then those sums"
     else:

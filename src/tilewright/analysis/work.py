@@ -35,7 +35,13 @@ def elements_per_block(kernel: Kernel) -> Size:
     for param in kernel.tensors:
         assert isinstance(param.type, Tensor)
         total = total + product(param.type.shape)
-    return ceildiv(total, maximum(ONE, product(kernel.grid)))
+    return ceildiv(total * weight_of(kernel), maximum(ONE, product(kernel.grid)))
+
+
+def weight_of(kernel: Kernel) -> int:
+    """How much more than to touch its elements a kernel does, which runs through loops of its own for each of them."""
+    weight = kernel.attrs.get("weight")
+    return weight if isinstance(weight, int) else 1
 
 
 def work_of(kernel: Kernel) -> Work:

@@ -159,9 +159,11 @@ class Profile:
         if observe.observer is not None:
             raise UserError.at("TW005", "a profile is open already", help="end its block first")
         self._origin = time.perf_counter()
+        self._held: dict[str, int] = {}
         for known in loaded_kinds():
             for device in known.in_use():
                 device.reset_peak_memory()
+                self._held[device.id] = device.peak_memory()
         self._closing = ExitStack()
         self._closing.enter_context(streams.special())
         leave_direct_ways()
@@ -178,8 +180,11 @@ class Profile:
             # Something already went wrong inside: that is what the user should see.
             if error is None:
                 raise
-        for known in loaded_kinds():
-            self.memory |= {device.id: device.peak_memory() for device in known.in_use()}
+        used = {call.device for call in self.calls}
+        for device in (device for known in loaded_kinds() for device in known.in_use()):
+            # What somebody else holds on a device that nobody used here is no news.
+            if device.id in used or device.peak_memory() > self._held.get(device.id, 0):
+                self.memory[device.id] = device.peak_memory()
         self.seconds = time.perf_counter() - self._origin
 
     # -- what runtimes tell -------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ class CpuFunction(Generic[P]):
 
     __simt_kernel__ = True
 
-    def __init__(self, function: Callable[P, object], check: bool = False, unchecked: bool = False) -> None:
+    def __init__(self, function: Callable[P, object], check: bool = False, unchecked: bool = False, optimize: str = "") -> None:
         functools.update_wrapper(self, function)
-        self.kernel: GpuKernel[P] = GpuKernel(function, device="cpu", check=check, unchecked=unchecked)
+        self.kernel: GpuKernel[P] = GpuKernel(function, device="cpu", check=check, unchecked=unchecked, optimize=optimize)
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> None:
         self.kernel[1, 1](*args, **named)
@@ -40,10 +40,12 @@ class CpuFunction(Generic[P]):
         from tilewright.base.target import host_cpu
         from tilewright.codegen.llvm.native import emit_assembly
         from tilewright.compile.build import llvm_text
+        from tilewright.compile.simt import addressed, levelled
 
         target = host_cpu()
         program = self.kernel[1, 1].thread_stage(*args, target=target.name, **named)
-        return emit_assembly(llvm_text(program, target)[0], target)
+        chosen = levelled(program, target)
+        return emit_assembly(llvm_text(addressed(program, target), chosen)[0], chosen)
 
     def __reduce__(self) -> str:
         return self.__qualname__
@@ -58,11 +60,14 @@ class CpuFunction(Generic[P]):
 @overload
 def cpu(function: Callable[P, object]) -> CpuFunction[P]: ...
 @overload
-def cpu(*, check: bool = False, unchecked: bool = False) -> Callable[[Callable[P, object]], CpuFunction[P]]: ...
+def cpu(*, check: bool = False, unchecked: bool = False, optimize: str = "") -> Callable[[Callable[P, object]], CpuFunction[P]]: ...
 def cpu(
-    function: Callable[P, object] | None = None, *, check: bool = False, unchecked: bool = False
+    function: Callable[P, object] | None = None, *, check: bool = False, unchecked: bool = False, optimize: str = ""
 ) -> CpuFunction[P] | Callable[[Callable[P, object]], CpuFunction[P]]:
-    """Mark a Python function as serial code of the CPU. Indices are checked while it runs, unless it is `unchecked`; `check=True` says so expressly."""
+    """Mark a Python function as serial code of the CPU. Indices are checked while it runs, unless it is `unchecked`; `check=True` says so expressly.
+
+    `optimize` is the level of its machine code: `O0` to `O3`, `Os` or `Olatency`.
+    """
     if function is None:
-        return lambda own: CpuFunction(own, check, unchecked)
-    return CpuFunction(function, check, unchecked)
+        return lambda own: CpuFunction(own, check, unchecked, optimize)
+    return CpuFunction(function, check, unchecked, optimize)

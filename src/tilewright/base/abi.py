@@ -91,4 +91,7 @@ POOL_MUTEX = 768
 """Where the system has no futex: the mutex workers sleep under (up to 64 bytes)…"""
 POOL_CONDITION = 832
 """…and its condition variable (up to 64 bytes)."""
-POOL_BYTES = 896
+POOL_CORES = 896
+"""A bit for each core that a thread of the job runs on, `POOL_CORE_BYTES` of them."""
+POOL_CORE_BYTES = 128
+POOL_BYTES = 1024

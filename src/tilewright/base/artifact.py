@@ -120,6 +120,14 @@ class Launch:
     """`grid` is the most blocks it has use for, along x; fewer, as many as run at once, share out the work."""
     asserts: tuple[tuple[str, str], ...] = ()
     """Its assertions, in order: where each is (`file:line:column`), and its text."""
+    values: tuple[Size, ...] = ()
+    """Sizes that the host computes for the kernel, where its code has no arithmetic for them; then these are passed instead of `sizes`."""
+    narrow: tuple[Size, ...] = ()
+    """Bounds of the indices that its code computes in 32 bits: at a call each must be below 2^31."""
+    turns: Size = field(default_factory=lambda: Size.of(0))
+    """Iterations that the loops of one thread make at most, where the target has a limit of them (`Target.max_turns`)."""
+    open_loops: bool = False
+    """Whether it has loops beside these whose end is known only as it runs."""
 
 
 @record
@@ -141,6 +149,22 @@ class SizeBinding:
     array: str
     axis: int
     stride: bool = False
+
+
+SMALL_EXTENT = 16
+"""Extents up to this may be part of a CPU's code."""
+SMALL_MANY = 4096
+"""Elements of the arguments from which on such code is worth compiling."""
+
+
+@record
+class SmallSums:
+    """A kernel with sums that may be short. Axes are those of arguments: (array, number)."""
+
+    sums: tuple[tuple[str, int], ...]
+    """The axes that say how long its sums are: where all are small, code for these very extents is better."""
+    around: tuple[tuple[str, int], ...]
+    """Axes of the loops around the sums, which are part of such code where they are small."""
 
 
 @record
@@ -177,6 +201,12 @@ class Artifact:
     """The schedules chosen, one line per kernel, for `inspect` and logs."""
     notes: tuple[Note, ...] = ()
     """What makes it slow, for the first call to say."""
+    level: str = ""
+    """The optimisation level of its code (`base/levels.py`); of one that runs until a better one is compiled, `O0`."""
+    small: tuple[SmallSums, ...] = ()
+    """CPU: which extents may be part of its code, for calls with many elements."""
+    is_sized: bool = False
+    """CPU: some are."""
 
     @property
     def shaping(self) -> frozenset[str]:

@@ -43,6 +43,7 @@ class WgmmaCosts:
         default_factory=lambda: {
             (128, 256, False, 1): 1.000, (128, 192, True, 1): 1.020, (128, 192, False, 1): 0.985, (128, 128, True, 1): 0.985,
             (192, 192, False, 1): 0.950, (192, 192, False, 2): 0.950, (64, 128, True, 1): 0.850, (128, 64, False, 1): 0.800,
+            (128, 128, False, 1): 0.900, (192, 128, False, 1): 0.880,
         }
     )
     """The rate a tile reaches relative to the first when all multiprocessors are busy."""
@@ -59,6 +60,10 @@ class WgmmaCosts:
     """Bytes that reach one multiprocessor from memory."""
     turn: float = 2.8e6
     """Bytes that a copy from channels first to channels last reads and writes."""
+    chunked: float = 0.9
+    """The part of its rate that a tile reaches whose sums are taken from the matrix units in chunks."""
+    parted: float = 1.35
+    """How much of the rate instructions on tf32 reach in convolutions of parts, at most: with n columns, n / (n + 32) of it."""
     finish: float = 7e-6
     finish_hidden: float = 2e-6
     """What an instruction after the sum takes, for each result of a multiprocessor: with nothing beside it, and while the other group
@@ -126,6 +131,13 @@ class WarpCosts:
     """Multiply-adds of one multiprocessor where nothing is known of the chip."""
     feed: float = 3.0
     """How many times faster than memory the L2 cache is."""
+    latency: float = 1.5
+    """Microseconds from asking for bytes of memory to having them, while memory is busy and threads do other things."""
+    streamed: float = 0.75
+    """The part of memory's rate that operands are read at."""
+    reached: float = 0.56
+    reached_loose: float = 0.36
+    """The part of a data sheet's rate that products of f32 in parts reach, with operands brought 16 bytes at a time and one by one."""
     transposing: tuple[float, float, float] = (0.0, 0.05, 0.06)
     """The part of its time that turning the elements of so many factors costs a multiprocessor."""
     busy_warps: int = 8
@@ -166,8 +178,11 @@ class ReductionCosts:
     """Elements of a stretch that is worth a block of its own, along memory; and rows of one across it."""
     fewest_rows: int = 64
     blocks: int = 4
-    blocks_across: int = 3
-    """Blocks wanted on each multiprocessor; twice as many where elements are narrow."""
+    """Blocks wanted on each multiprocessor along memory; twice as many where elements are narrow."""
+    blocks_across: int = 8
+    """The same across it."""
+    enough_across: int = 4
+    """Blocks on each multiprocessor from which on sums across rows are not cut."""
     cpu_stretch: int = 32768
     """Elements one unit of CPU work reduces."""
     cpu_rows: int = 64
@@ -180,6 +195,10 @@ class ReductionCosts:
 class ScanCosts:
     """Where loops that are scans are cut."""
 
+    stretch: int = 8192
+    """Turns of a part that is worth a block of a GPU, where the threads of a block walk it together."""
+    blocks: int = 8
+    """Blocks wanted on each multiprocessor there."""
     shortest: int = 256
     """Turns of a part that is worth a thread."""
     threads: int = 64
@@ -281,6 +300,12 @@ class CacheCosts:
     """Rows of one unit of work where each is short and a sum over a window."""
     columns: int = 4096
     """Results of one unit of work where each is a reduction across rows."""
+    square: int = 512
+    """Bytes of a side of the squares in which memory is read across its rows."""
+    short_row: int = 15
+    """How long rows are at most, for vectors to lie across them."""
+    paired: int = 512
+    """Results of one unit of work along rows, where each is a sum over two rows."""
     attention_step: int = 48
     """Keys of a step: the weights of a strip, and the values, stay in the nearest cache."""
     attention_strips: int = 2

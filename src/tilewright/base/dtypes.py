@@ -14,6 +14,30 @@ import ml_dtypes
 import numpy as np
 
 
+@dataclass(frozen=True)
+class FixedArray:
+    """An array whose shape is known when code is compiled: `tw.f64[64]`. `element` is a dtype, or a class of state objects."""
+
+    element: Any
+    shape: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        name = self.element.name if isinstance(self.element, DType) else self.element.__name__
+        return f"{name}[{', '.join(map(str, self.shape))}]"
+
+    def __call__(self) -> None:
+        """Type checkers take what can be called for a type."""
+        raise TypeError(f"{self!r} describes an array; make one with NumPy")
+
+
+def checked_shape(shape: object) -> tuple[int, ...]:
+    """A shape as it is written in brackets. Raises `TypeError` for what is none."""
+    parts = shape if isinstance(shape, tuple) else (shape,)
+    if not parts or any(isinstance(p, bool) or not isinstance(p, int) or p < 1 for p in parts):
+        raise TypeError(f"a shape is one or more whole numbers from 1 on, got {shape!r}")
+    return parts
+
+
 @dataclass(frozen=True, eq=False)
 class DType:
     """One element type. `kind` is 'b' bool, 'i' signed, 'u' unsigned, 'f' float, 'q' packed quantised block."""
@@ -75,6 +99,13 @@ class DType:
     def is_small_float(self) -> bool:
         """A float narrower than f32: stored as such, computed in f32."""
         return self.kind == "f" and self.bits < 32
+
+    def __getitem__(self, shape: int | tuple[int, ...]) -> FixedArray:
+        """`tw.f64[64]`: an array of that many elements, as a field of a `tw.State` or a parameter of a critical function."""
+        return FixedArray(self, checked_shape(shape))
+
+    __iter__ = None
+    """Subscripts are shapes: there is nothing to walk through."""
 
     def __call__(self, value: float | str | bytes) -> Any:
         """In a kernel: a conversion. Elsewhere: a NumPy number of this type, which a launch takes as it is."""

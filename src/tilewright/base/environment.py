@@ -41,6 +41,7 @@ SETTINGS: Mapping[str, Setting] = {
     "TILEWRIGHT_CACHE_SIZE": Setting("how large it may grow"),
     "TILEWRIGHT_TUNING": _switch("`off`: measured schedules are not used", "1"),
     "TILEWRIGHT_ISOLATE": Setting("`always`, `never`: whether LLVM runs in a process of its own; `auto` for kernels that no test drives", ("auto", "always", "never"), "auto"),
+    "TILEWRIGHT_OPTIMIZE": Setting("the optimisation level of kernels that name none", ("O0", "O1", "O2", "O3", "Os", "Olatency", "tiered"), "O2"),
     "TILEWRIGHT_DUMP": Setting("a folder that gets the kernel after every pass"),
     "TILEWRIGHT_LOG": _switch("`1`: a line for every compilation"),
     "TILEWRIGHT_TRACE_MEMORY": _switch("`1`: remembers where device memory was taken"),
@@ -58,11 +59,12 @@ def text(name: str) -> str:
 def word(name: str) -> str:
     """One of the words that a setting has. Raises UserError for any other."""
     setting = SETTINGS[name]
-    held = text(name).lower() or setting.default
-    if held not in setting.words:
+    held = text(name) or setting.default
+    found = next((word for word in setting.words if word.lower() == held.lower()), None)
+    if found is None:
         words = ("1", "0") if setting.words == (*_ON, *_OFF) else setting.words
         raise refusal(name, f"set it to {', '.join(words[:-1])} or {words[-1]}, or not at all")
-    return held
+    return found
 
 
 def is_on(name: str) -> bool:

@@ -172,6 +172,10 @@ class CompilerBug(TilewrightError):
     """Tilewright itself is wrong. The message names the pass and the file that holds the IR."""
 
 
+class DeviceWarning(UserWarning):
+    """A device or its driver does something wrong that nobody else would say."""
+
+
 class PerformanceWarning(UserWarning):
     """A kernel is right and far slower than its text suggests. `str(warning)` has the place, the reason and what to write instead."""
 

@@ -43,18 +43,36 @@ class Target:
     """Bits in which indices that are proven to fit are computed."""
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     features: frozenset[str] = frozenset()
-    """Instructions and units it has beyond plain arithmetic: `mma`, `cp.async`, `tma`, `approx`, `amx`…"""
+    """Instructions and units it has beyond plain arithmetic: `mma`, `cp.async`, `tma`, `approx`, `amx`…; `tiles`: products are multiplied in tiles of
+    registers and shared memory without any of them; `vec4`: memory can be one of vectors of four numbers of
+    32 bits; `f16`: a portable GPU keeps f16 in memory and converts it, `f16.denormals`: it can be asked to keep small ones; `spir`: SPIR-V becomes LLVM's older form, in which its functions have names; `serial`: a CPU runs the threads one after another, and where they meet is dear."""
     missing_dtypes: frozenset[str] = frozenset()
     """Dtypes it cannot compute with or keep in memory."""
     atomic_bits: frozenset[int] = frozenset({8, 16, 32, 64, 128})
     """Sizes of elements that one atomic access can have."""
     soft_casts: frozenset[str] = frozenset({"f8e4m3", "f8e5m2"})
     """Dtypes that it converts by arithmetic, for want of an instruction."""
+    executed: bool = True
+    """Whether its code has been run on a device; else it is compiled and checked, and says so."""
+    wide_ints: bool = True
+    """Whether it computes with integers of 64 bits; where not, indices are those of 32 (`passes/portable/narrow_indices.py`)."""
+    vectors: bool = True
+    """Whether a thread's registers hold short vectors of any dtype; where not, their elements are numbers of their own."""
+    atomic_floats: bool = True
+    """Whether it adds and compares floats atomically; where not, that is a loop of compare-and-swap."""
+    forward_progress: bool = True
+    """Whether a block that has started goes on whatever others do: what waits for another block needs it."""
+    max_arrays: int = 0
+    """Arrays that one kernel can have; 0 where there is no limit."""
+    max_turns: int = 0
+    """Iterations of all loops of a thread after which its driver leaves them without a word; 0 where there is no such limit."""
     triple: str = ""
     cpu: str = ""
     cpu_features: str = ""
     ptx: int = 0
     """PTX version times ten."""
+    level: str = ""
+    """The optimisation level of code for it (`base/levels.py`); empty for the default one."""
 
     registers_per_sm: int = 0
     shared_per_sm: int = 0
@@ -86,7 +104,13 @@ class Target:
     @property
     def simt_warp(self) -> int:
         """Lanes of a warp as explicit kernels see it."""
-        return self.warp_size if self.simt else self.emulated_warp
+        return self.warp_size if self.has_warps else self.emulated_warp
+
+    @property
+    def has_warps(self) -> bool:
+        """Whether neighbouring threads of a block exchange values by themselves. Where they do not, a compiled kernel has warps of one lane, and
+        the warps of explicit kernels meet in shared memory (`passes/portable/warps_to_shared.py`)."""
+        return self.simt and self.warp_size > 1
 
     @property
     def ballot_bits(self) -> int:
@@ -115,7 +139,11 @@ class Target:
 
     def key(self) -> str:
         """What of it decides the generated code; part of the cache key."""
-        return "|".join((self.name, self.triple, self.cpu, self.cpu_features, str(self.ptx), str(self.multiprocessors)))
+        return "|".join((self.name, self.triple, self.cpu, self.cpu_features, str(self.ptx), str(self.multiprocessors), *self._limits(), *([self.level] if self.level else [])))
+
+    def _limits(self) -> tuple[str, ...]:
+        """Of portable GPUs, whose name says little: what the driver reported."""
+        return () if self.is_host or (self.wide_ints and self.has_warps) else (str(self.max_threads), str(self.max_shared), str(self.max_arrays), str(self.max_turns), *sorted(self.features))
 
 
 _PER_SM: dict[int, tuple[int, int, int]] = {
@@ -148,7 +176,7 @@ def _nvptx(name: str, ptx: int, shared: int, multiprocessors: int, *features: st
     chip, bandwidth, peaks = _CHIPS.get(capability, ("", 0.0, {}))
     return Target(
         name=name, kind="nvptx", warp_size=32, max_threads=1024, max_shared=shared, max_local=512 << 10, max_registers=255,
-        multiprocessors=multiprocessors, vector_bytes=16, index_bits=32, features=frozenset({"approx", *features}),
+        multiprocessors=multiprocessors, vector_bytes=16, index_bits=32, features=frozenset({"approx", "tiles", *features}),
         triple="nvptx64-nvidia-cuda", cpu=name, ptx=ptx, registers_per_sm=65536, shared_per_sm=shared_per_sm,
         threads_per_sm=threads_per_sm, blocks_per_sm=blocks_per_sm, chip=chip, peaks=tuple(peaks.items()), bandwidth=bandwidth,
     )  # fmt: skip
@@ -173,6 +201,57 @@ NVPTX: dict[str, Target] = {
     )
 }
 DEFAULT_NVPTX = "sm_90a"
+
+
+def _amdgpu(name: str, warp_size: int, units: int, chip: str, bandwidth: float, peaks: dict[str, float], *features: str) -> Target:
+    """An AMD GPU. A unit has 64 KB of memory for its blocks. CDNA has waves of 64 lanes and 512 vector registers for each, RDNA waves of 32 with 256,
+    and its units come in pairs that a block may use together."""
+    wide = warp_size == 64
+    return Target(
+        name=name, kind="amdgpu", warp_size=warp_size, max_threads=1024, max_shared=64 << 10, max_local=128 << 10,
+        max_registers=512 if wide else 256, multiprocessors=units, vector_bytes=16, index_bits=32, atomic_bits=frozenset({8, 16, 32, 64}),
+        features=frozenset({"approx", "tiles", "cdna" if wide else "rdna", *features}), executed=False, triple="amdgcn-amd-amdhsa", cpu=name,
+        registers_per_sm=4 * 64 * 512 if wide else 2 * 32 * 1536, shared_per_sm=64 << 10, threads_per_sm=2048 if wide else 1024, blocks_per_sm=32,
+        chip=chip, peaks=tuple(peaks.items()), bandwidth=bandwidth,
+    )  # fmt: skip
+
+
+AMDGPU: dict[str, Target] = {
+    t.name: t
+    for t in (
+        _amdgpu("gfx90a", 64, 104, "MI210", 1.638, _tensor_rates(181.0, 22.6, 22.6, i8=181.0, **{"f32.matrix": 45.3, "f64.matrix": 45.3}), "mfma", "mfma.i8k16"),
+        _amdgpu("gfx942", 64, 304, "MI300X", 5.3, _tensor_rates(1307.4, 163.4, 81.7, f8=2614.9, i8=2614.9, **{"f32.matrix": 163.4, "f64.matrix": 163.4}), "mfma", "mfma.i8k32"),
+        _amdgpu("gfx1100", 32, 96, "RX 7900 XTX", 0.960, _tensor_rates(122.8, 61.4, 1.92, i8=122.8), "wmma3"),
+        _amdgpu("gfx1201", 32, 64, "RX 9070 XT", 0.640, _tensor_rates(195.0, 48.7, 0.76, f8=389.0, i8=389.0), "wmma4"),
+    )
+}
+"""Compiled, linked and disassembled by tests; none of these has been run: no such device was in reach."""
+PORTABLE: dict[str, Target] = {
+    t.name: t
+    for t in (
+        Target(
+            name="wgsl", kind="wgsl", warp_size=1, max_threads=256, max_shared=16 << 10, max_local=8 << 10, max_registers=128, multiprocessors=8,
+            index_bits=32, max_grid=(65535, 65535, 65535), missing_dtypes=frozenset({"f64"}), atomic_bits=frozenset({32}),
+            soft_casts=frozenset({"f8e4m3", "f8e5m2", "f16", "bf16"}), wide_ints=False, vectors=False, atomic_floats=False, forward_progress=False,
+            max_arrays=8, features=frozenset({"tiles", "vec4"}), registers_per_sm=65536, shared_per_sm=32 << 10, threads_per_sm=1024, blocks_per_sm=16,
+        ),
+        Target(
+            name="msl", kind="msl", warp_size=32, max_threads=512, max_shared=32 << 10, max_local=16 << 10, max_registers=128, multiprocessors=16,
+            index_bits=32, missing_dtypes=frozenset({"f64"}), atomic_bits=frozenset({32}), soft_casts=frozenset({"f8e4m3", "f8e5m2", "bf16"}), vectors=False,
+            atomic_floats=False, forward_progress=False, max_arrays=30, features=frozenset({"tiles"}), executed=False, registers_per_sm=65536,
+            shared_per_sm=64 << 10, threads_per_sm=1024, blocks_per_sm=16,
+        ),
+        *(
+            Target(
+                name=name, kind=name, warp_size=1, max_threads=256, max_shared=16 << 10, max_local=16 << 10, max_registers=128, multiprocessors=8,
+                index_bits=32, features=frozenset({"preserve", "tiles"}), atomic_bits=frozenset({32}), soft_casts=frozenset({"f8e4m3", "f8e5m2", "f16", "bf16"}), forward_progress=False,
+                registers_per_sm=65536, shared_per_sm=32 << 10, threads_per_sm=1024, blocks_per_sm=16,
+            )
+            for name in ("spirv-opencl", "spirv-vulkan")
+        ),
+    )
+}
+"""GPUs that one text is for: the limits are those that every implementation has; a device says its own."""
 
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 
@@ -252,19 +331,20 @@ _registered: dict[str, Target] = {}
 
 def register_target(target: Target) -> None:
     """Let `parse_target` know a target whose code generator is registered from outside."""
-    if target.name in ("cpu", "nvptx", *NVPTX, *_CPU_PRESETS):
+    if target.name in ("cpu", "nvptx", *NVPTX, *AMDGPU, *PORTABLE, *_CPU_PRESETS):
         raise UserError.at("TW021", f"'{target.name}' is the name of another target", help="choose another name")
     _registered[target.name] = target
 
 
 def names() -> list[str]:
     """Every spelling `parse_target` accepts."""
-    return ["cpu", *_CPU_PRESETS, "nvptx", *NVPTX, *_registered]
+    return ["cpu", *_CPU_PRESETS, "nvptx", *NVPTX, *AMDGPU, *PORTABLE, *_registered]
 
 
 CHIPS = {
     "gpu": DEFAULT_NVPTX, "t4": "sm_75", "a100": "sm_80", "a30": "sm_80", "a10": "sm_86", "a40": "sm_86", "rtx3090": "sm_86", "l4": "sm_89",
     "l40": "sm_89", "l40s": "sm_89", "rtx4090": "sm_89", "h100": "sm_90a", "h200": "sm_90a", "gh200": "sm_90a", "b200": "sm_100a", "rtx5090": "sm_120",
+    "mi210": "gfx90a", "mi250x": "gfx90a", "mi300a": "gfx942", "mi300x": "gfx942", "mi325x": "gfx942", "rx7900xtx": "gfx1100", "rx9070xt": "gfx1201",
 }  # fmt: skip
 """GPUs by the names people call them, and `gpu` for the default one: other words for targets."""
 
@@ -278,6 +358,10 @@ def parse_target(name: str) -> Target:
         return NVPTX[DEFAULT_NVPTX]
     if name in NVPTX:
         return NVPTX[name]
+    if name in AMDGPU:
+        return AMDGPU[name]
+    if name in PORTABLE:
+        return PORTABLE[name]
     if name in _registered:
         return _registered[name]
     if name in _CPU_PRESETS:

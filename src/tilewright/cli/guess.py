@@ -238,12 +238,16 @@ class Uses:
         if isinstance(node.value, syntax.Name):
             found = self.exact.setdefault(node.value.id, [])
             slices = sum(isinstance(i, syntax.Slice) for i in node.indices)
-            found += [len(node.indices) + max(0, (axes if slices else 1) - slices) for axes in self._parts.get(id(node), ())]
-            found.append(len(node.indices))
+            given = sum(not isinstance(i, syntax.Nothing | syntax.Rest) for i in node.indices)
+            if any(isinstance(i, syntax.Rest) for i in node.indices):
+                self.at_least.setdefault(node.value.id, []).append(given)
+            else:
+                found += [given + max(0, (axes if slices else 1) - slices) for axes in self._parts.get(id(node), ())]
+                found.append(given)
         elif (array := _shape_of(node.value)) and isinstance(node.indices[0], syntax.Number):
             self.at_least.setdefault(array, []).append(int(node.indices[0].value) + 1)
         for index in node.indices:
-            self._whole(*((index.lo, index.hi) if isinstance(index, syntax.Slice) else (index,)))
+            self._whole(*((index.lo, index.hi, index.step) if isinstance(index, syntax.Slice) else (index,)))
 
     def _call(self, call: syntax.Call, piped: syntax.Expr | None) -> None:
         if isinstance(call.function, syntax.Name) and call.function.id in ("empty", "zeros", "ones", "full", "shared"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tilewright.base import levels
 from tilewright.base.dtypes import SCALARS
 from tilewright.base.errors import Diagnostic, TilewrightError
 from tilewright.base.source import Source, Span
@@ -232,6 +233,8 @@ def completions(analysis: Analysis, text: str, line: int, column: int) -> list[t
         return [(kind.value, "kind") for kind in KernelKind]
     if head.rstrip().endswith("@precision("):
         return [(name, "kind") for name in PRECISIONS]
+    if head.rstrip().endswith("@optimize("):
+        return [(name, "kind") for name in levels.WORDS]
     if head.endswith("random.") and not head[: -len("random.")].endswith((".", *_NAME_LETTERS)) and "random" not in analysis.bindings.visible(line, column):
         return [(name.partition(".")[2], "function") for name in RANDOM]
     if head.endswith("."):

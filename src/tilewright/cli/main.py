@@ -77,8 +77,21 @@ _ROOT = click.option(
     help="A folder that ZynML programs may import from, beside their own. Repeatable.",
 )  # fmt: skip
 _PRECISION = click.option(
-    "--precision", type=click.Choice(("ieee", "tf32", "3xtf32")), help="How f32 is multiplied in contractions; else as the kernel says."
+    "--precision", type=click.Choice(("auto", "ieee", "tf32", "3xtf32")), help="How f32 is multiplied in contractions; else as the kernel says."
 )
+
+
+def _set_level(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value:
+        from tilewright.base import levels
+
+        ctx.with_resource(levels.given(value))
+
+
+_OPTIMIZE = click.option(
+    "--optimize", type=click.Choice(("O0", "O1", "O2", "O3", "Os", "Olatency")), expose_value=False, callback=_set_level,
+    help="How much work goes into machine code, whatever kernels say.",
+)  # fmt: skip
 _PLOT = click.option("--plot", metavar="FILE", help="Also draw it, with Matplotlib.")
 
 
@@ -149,6 +162,7 @@ def lsp() -> None:
 )  # fmt: skip
 @click.option("-o", "--output", metavar="PATH", help="A file, or a folder for one file per kernel. Default: the terminal.")
 @click.option("--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8.")
+@_OPTIMIZE
 def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: str | None, output: str | None, block: str) -> None:
     """Compile kernels for any target and print the code, or any stage on the way to it.
 
@@ -157,6 +171,7 @@ def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: 
       tilewright compile examples/zyn/relu.zyn --target sm_90a
       tilewright compile examples/gallery.py --kernel scale --args "m=f32[*,1024] v=f32[1024]" --stage tile
       tilewright compile examples/gallery.py --target sm_80 -o build/ptx/
+      tilewright compile examples/gallery.py --kernel scale --optimize Os
       tilewright compile examples/simt/matmul.py --args "a=f32[*,*] b=f32[*,*] out=f32[*,*]" --block 32,32 --target sm_90a
     """
     from tilewright.cli.commands.simt import compile_explicit, is_explicit
@@ -179,6 +194,7 @@ def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: 
 @_INPUT
 @_RESULT
 @click.option("--device", metavar="NAME", help="auto (the start), cpu, cuda, cuda:1, emulator.")
+@_OPTIMIZE
 def run(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], device: str | None) -> None:
     """Run a program and print or save its results.
 
@@ -270,12 +286,15 @@ def tune(
 @_ARGS
 @click.option("--target", default="nvptx", show_default=True, help="nvptx, sm_80, sm_90a, cpu, x86-64-avx2…")
 @_PRECISION
+@_OPTIMIZE
 @click.option("--json", is_flag=True, help="Print everything as JSON.")
 @click.option("--fusion", is_flag=True, help="Show which loops became one kernel, which did not, and why.")
+@click.option("--mega", is_flag=True, help="Run FILE (.onnx, .gguf, a model's folder, or .py with a tape) as a megakernel on --target (a device), and show its tasks; --plot writes an SVG.")
+@click.option("--critical", is_flag=True, help="Prove on the machine code of FILE's critical functions (@tw.critical) that they call, allocate and ask for nothing.")
 @_PLOT
 @click.option("--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8.")
 def inspect(
-    file: str, kernel: str | None, arguments: str, target: str, precision: str | None, json: bool, fusion: bool, plot: str | None, block: str
+    file: str, kernel: str | None, arguments: str, target: str, precision: str | None, json: bool, fusion: bool, mega: bool, critical: bool, plot: str | None, block: str
 ) -> None:
     """Show what kernels were compiled to: schedule, registers, occupancy, matrix instructions, and what bounds them.
 
@@ -285,7 +304,21 @@ def inspect(
       tilewright inspect examples/gallery.py --kernel scale --args "m=f32[1024,1024] v=f32[1024]" --json
       tilewright inspect examples/transformer.py --fusion
       tilewright inspect examples/simt/saxpy.py --kernel saxpy --args "a=float x=f32[*] y=f32[*]" --block 128
+      tilewright inspect --mega examples/onnx/classifier.onnx --args "x=f32[2,4]" --target cpu --plot tasks.svg
+      tilewright inspect --critical examples/critical.py --kernel check
     """
+    if critical:
+        _refuse("--critical is about machine code of this CPU, whose arguments are annotated", "precision", "fusion", "mega", "block", "plot", "arguments", "target")
+        from tilewright.cli.commands.critical import inspect_critical
+
+        inspect_critical(file, kernel, json)
+        return
+    if mega:
+        _refuse("--mega is about the tasks of one launch", "precision", "fusion", "block")
+        from tilewright.cli.commands.mega import inspect_mega
+
+        inspect_mega(file, kernel, arguments, "auto" if target == "nvptx" else target, json, plot)
+        return
     from tilewright.cli.commands.simt import inspect_explicit, is_explicit
 
     if is_explicit(file, kernel):
@@ -351,6 +384,7 @@ _MODEL_OPTIONS = (
     click.option("--context", type=int, help="Tokens that prompt and text may have together."),
     click.option("--activations", type=click.Choice(("q8", "exact")), help="Whether packed weights are multiplied with numbers of eight bits; CPUs do unless told otherwise."),
     click.option("--cache", type=click.Choice(("f32", "f16", "bf16")), help="What keys and values are kept as: f16 on GPUs, f32 elsewhere."),
+    click.option("--engine", type=click.Choice(("graph", "mega", "auto")), default="graph", show_default=True, help="What runs the steps: a captured graph, one persistent kernel (tasks on threads on a CPU), or whichever is measured faster."),
     click.option("--stats", is_flag=True, help="Also say what was loaded, how, and how long it took."),
 )  # fmt: skip
 
@@ -363,7 +397,7 @@ def _with_model_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _of_model(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of loading, and those of drawing."""
-    return {n: given[n] for n in ("device", "context", "activations", "cache")}, {n: given[n] for n in ("temperature", "top_k", "top_p", "seed")}
+    return {n: given[n] for n in ("device", "context", "activations", "cache")}, {n: given[n] for n in ("temperature", "top_k", "top_p", "seed", "engine")}
 
 
 @cli.command()

@@ -10,7 +10,7 @@ In: a `Target`. Out: its `Backend`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tilewright.base.artifact import Artifact, Launch
 from tilewright.base.errors import TargetLimit
@@ -18,7 +18,7 @@ from tilewright.base.record import record
 from tilewright.base.target import Target, register_target
 from tilewright.ir.program import KernelCall, Program
 
-_BUILT_IN = {"cpu": "tilewright.codegen.cpu.backend", "nvptx": "tilewright.codegen.nvptx.backend"}
+_BUILT_IN = {kind: f"tilewright.codegen.{kind.partition('-')[0]}.backend" for kind in ("cpu", "nvptx", "amdgpu", "msl", "wgsl", "spirv-opencl", "spirv-vulkan")}
 """Modules that register a backend when they are imported, by its kind."""
 _backends: dict[str, Backend] = {}
 
@@ -29,6 +29,18 @@ class ProgramText:
 
     text: str
     shared: tuple[int, ...]
+
+
+@record
+class CodeUse:
+    """What one kernel takes of the device, as its code says."""
+
+    registers: int
+    spilled: int
+    """Bytes of memory of a thread's own that registers and local arrays lie in."""
+    shared: int
+    source: str
+    """Who says so."""
 
 
 @record
@@ -53,6 +65,12 @@ class Backend:
     """What a launch of the kernel needs beyond grid, threads and arguments. Kernels may be at any stage."""
     entry: Callable[[Artifact, Target], bytes] | None = None
     """The object with the CPython function through which Python calls the artifact; None where there is none."""
+    listing: Callable[[str, Target], str] | None = None
+    """The assembly of such a text, where the code itself is no text."""
+    uses: Callable[[bytes], Mapping[str, CodeUse]] | None = None
+    """What the kernels of such code take, by their entries, where the code says it."""
+    shares: bool = False
+    """Whether its text has a kernel that several calls name once (`first_calls`)."""
     finish_apart: Callable[[Target], tuple[str, ...]] | None = None
     """For a `finish` that may end its process: `module:function` that does the same in another one, and what it takes after the text."""
 
@@ -71,6 +89,12 @@ def backend_for(target: Target) -> Backend:
     if target.kind not in _backends:
         raise TargetLimit.at("TW020", f"no code generator for {target.name}: none is registered for '{target.kind}'")
     return _backends[target.kind]
+
+
+def first_calls(program: Program) -> list[int]:
+    """For each call, the position of the first one of its kernel."""
+    found: dict[int, int] = {}
+    return [found.setdefault(id(call.kernel), position) for position, call in enumerate(program.calls)]
 
 
 def entry_name(program: Program, position: int) -> str:

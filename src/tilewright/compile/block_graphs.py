@@ -57,7 +57,7 @@ def _named(program: Program, said: dict[str, KernelMetadata], metadata: KernelMe
 
 
 def _with_precision(program: Program, precision: str) -> Program:
-    if not precision or precision == "ieee":
+    if not precision:
         return program
     calls = (
         replace(c, kernel=replace(c.kernel, attrs=MappingProxyType({**c.kernel.attrs, "precision": precision})))

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from tilewright.analysis.work import weight_of
 from tilewright.base import abi, environment
-from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
-from tilewright.base.sizes import Size, ceildiv, maximum, product
+from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding, SmallSums
+from tilewright.base.levels import DEFAULT
+from tilewright.base.sizes import Size, ceildiv, maximum, number_name, product
 from tilewright.base.target import Target
-from tilewright.codegen.registry import Backend, backend_for, entry_name
+from tilewright.codegen.registry import Backend, backend_for, entry_name, first_calls
 from tilewright.ir.needs import free_values
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops import OPS
@@ -39,6 +41,16 @@ def llvm_text(program: Program, target: Target) -> tuple[str, tuple[int, ...]]:
     return written.text, written.shared
 
 
+def legal_program(program: Program, target: Target) -> Program:
+    """The program without what a portable GPU lacks; as it is for others."""
+    if not target.simt or (target.vectors and target.wide_ints and target.atomic_floats and target.has_warps):
+        return program
+    from tilewright.passes.pipeline import legalise
+    from tilewright.passes.runner import Trace
+
+    return legalise(program, target, Trace())
+
+
 def describe_program(
     program: Program, target: Target, key: str = "", alias_safe: bool = False, typed: Collection[str] = ()
 ) -> Artifact:
@@ -47,6 +59,7 @@ def describe_program(
     for call in program.calls:
         facts.update(call.kernel.facts)
     in_place = {a.name for a in program.input_arrays if a.role == "inout"}
+    positions = first_calls(program) if backend_for(target).shares else range(len(program.calls))
     return Artifact(
         name=program.name,
         target=target.name,
@@ -55,7 +68,7 @@ def describe_program(
         inputs=tuple(_array(a) if isinstance(a, ProgramArray) else ScalarParam(a.name, a.dtype, a.name in typed) for a in program.inputs),
         outputs=tuple(_array(a) for a in program.outputs),
         scratch=tuple(_array(a) for a in program.scratch),
-        launches=tuple(_launch(entry_name(program, position), call, target, in_place) for position, call in enumerate(program.calls)),
+        launches=tuple(_launch(entry_name(program, position), call, target, in_place) for position, call in zip(positions, program.calls, strict=True)),
         bindings=tuple(SizeBinding(b.name, b.array, b.axis, b.stride) for b in program.bindings()),
         checks=tuple(
             CallCheck(c.left, c.relation, c.right, c.message, c.span.places() if c.span.line else "", c.span.excerpt(), c.code)
@@ -76,20 +89,27 @@ def _launch(entry: str, call: KernelCall, target: Target, in_place: Collection[s
     limit = kernel.attrs.get("watchdog", 0)
     if isinstance(limit, int) and limit:
         plain = replace(plain, watchdog=limit)
+    turns = kernel.attrs.get("turns")
+    if isinstance(turns, Size):
+        given = {number_name(param.name): Size.of(number_name(name)) for param, name in zip(kernel.params, call.args, strict=True)}
+        plain = replace(plain, turns=turns.substitute(given), open_loops=bool(kernel.attrs["open_loops"]))
     return backend_for(target).launch(plain, call, target)
 
 
 def build_artifact(
     program: Program, target: Target, key: str = "", alias_safe: bool = False, schedules: tuple[str, ...] = (), entry: bool = True,
-    typed: Collection[str] = (), absent: tuple[int, ...] = (),
+    typed: Collection[str] = (), absent: tuple[int, ...] = (), small: tuple[SmallSums, ...] = (), is_sized: bool = False, text: str = "",
 ) -> Artifact:  # fmt: skip
     """Generate code for the whole program; without `entry`, for a CPU, there is no stub that Python calls. `typed`: numbers with a type of their own;
-    `absent`: positions of arguments that are None."""
+    `absent`: positions of arguments that are None; `small`, `is_sized`: as the artifact has them; `text`: what `llvm_text` gave, where it was asked before."""
     backend = backend_for(target)
-    program, target = backend.prepare(program, target)
-    text, _ = llvm_text(program, target)
+    program, target = backend.prepare(legal_program(program, target), target)
+    text = text or llvm_text(program, target)[0]
     code = _generate(backend, text, target, all(is_proven(c.kernel) for c in program.calls))
-    artifact = replace(describe_program(program, target, key, alias_safe, typed), code=code, schedule="\n".join(schedules), absent=absent)
+    artifact = replace(
+        describe_program(program, target, key, alias_safe, typed), code=code, schedule="\n".join(schedules), absent=absent, small=small, is_sized=is_sized,
+        level=target.level or DEFAULT,
+    )  # fmt: skip
     return artifact if backend.entry is None or not entry else replace(artifact, host=backend.entry(artifact, target))
 
 
@@ -118,7 +138,7 @@ def _work(call: KernelCall, in_place: Collection[str]) -> Size:
         if isinstance(param.type, Tensor):
             still = fixed.get(param, frozenset()) if name in in_place else frozenset()
             total = total + product(tuple(s for axis, s in enumerate(param.type.shape) if axis not in still))
-    return ceildiv(total, maximum(Size.of(1), product(kernel.grid)))
+    return ceildiv(total * weight_of(kernel), maximum(Size.of(1), product(kernel.grid)))
 
 
 def _fixed_axes(kernel: Kernel) -> dict[Value, frozenset[int]]:

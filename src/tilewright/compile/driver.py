@@ -15,15 +15,17 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tilewright.base import environment
-from tilewright.base.artifact import Artifact
-from tilewright.base.errors import Note
+from tilewright.base import environment, levels
+from tilewright.base.artifact import Artifact, SmallSums
+from tilewright.base.errors import Note, UserError
 from tilewright.base.record import record
+from tilewright.base.sizes import Size
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.host.interpreter import abi_key
 from tilewright.compile.store import STORE
@@ -66,8 +68,8 @@ class Signature:
     spacing: AxisNumbers = ()
     """What divides strides (in elements) that are no constants."""
     hints: AxisNumbers = ()
-    precision: str = "ieee"
-    """How f32 operands of contractions are multiplied: `ieee`, `tf32` or `3xtf32`."""
+    precision: str = "auto"
+    """How f32 operands of contractions are multiplied: `auto` (as `3xtf32` where that is faster, else `ieee`), `ieee`, `tf32` or `3xtf32`."""
     watchdog: int = 0
     """Nanoseconds after which open-ended loops of GPU code stop it; 0: they do not."""
     schedule: str = ""
@@ -76,6 +78,8 @@ class Signature:
     """1: GPU code is one launch, whatever kernels there are; 0: one for each kernel."""
     indices: str = ""
     """Whose indices are checked as kernels run where nothing proves them: of `all` accesses, of `stores`, of `none`; empty: as the target and the kernel have it."""
+    results: tuple[tuple[int | None, ...] | None, ...] = ()
+    """Strides of the arrays that results are written to, as those of an argument: of each None where it is row-major without gaps; empty where all are."""
     extents: AxisNumbers = field(default=(), compare=False, repr=False)
     """The very extents of the call: they choose between schedules of contractions and are no part of what code is made for."""
 
@@ -161,6 +165,29 @@ def cache_key(function: Function, signature: Signature, target: Target) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def said_level(function: Function) -> str:
+    """The level that a kernel names, or that blocks which are one program do; empty where none is named. Raises UserError where they differ."""
+    if isinstance(function, BlockGraph):
+        said = {word: part.function for part in function.parts if (word := said_level(part.function))}
+        if len(said) > 1:
+            first, second = list(said.items())[:2]
+            raise UserError.at(
+                "TW016", f"blocks that are one program have different levels: @optimize({first[0]}) in {first[1].name} and @optimize({second[0]}) in {second[1].name}",
+                second[1].span, "name one level in all of them, or in none",
+            )  # fmt: skip
+        return next(iter(said), "")
+    for attribute in function.attributes:
+        if attribute.name == "optimize":
+            value = attribute.args[0].value
+            return value.id if isinstance(value, syntax.Name) else value.value if isinstance(value, syntax.String) else ""
+    return ""
+
+
+def at_level(function: Function, target: Target) -> Target:
+    """The target at the optimisation level that holds for a kernel."""
+    return levels.at(target, said_level(function))
+
+
 def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Program]:
     """Check and lower to the loop stage; the program carries the signature's divisors as facts."""
     from tilewright.passes.pipeline import from_tree
@@ -171,18 +198,29 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
 
         typed, program = check_joined(function, signature.args)
     else:
-        typed = check_kernel(function, signature.args)
+        typed = _with_places(check_kernel(function, signature.args), signature.results)
         program = from_tree(typed, Trace())
     facts = _by_name(program, signature.divisors) | _by_name(program, signature.spacing, stride=True)
-    precision = signature.precision if signature.precision != "ieee" else typed.metadata.precision or "ieee"
-    if facts or precision != "ieee":
+    precision = signature.precision if signature.precision != "auto" else typed.metadata.precision or "auto"
+    if facts or precision != "auto":
         program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, precision)) for c in program.calls))
     return typed, program
 
 
+def _with_places(typed: TypedKernel, results: Sequence[tuple[int | None, ...] | None]) -> TypedKernel:
+    """The kernel with results that have the strides of the arrays they are written to."""
+    if len(results) != len(typed.outputs) or any(s is not None and len(s) != a.rank for s, a in zip(results, typed.outputs, strict=True)):
+        return typed  # what was given does not fit, and is refused when it is looked at
+    placed = [
+        array if strides is None else replace(array, strides=tuple(Size.of(f"{array.name}$s{axis}" if s is None else s) for axis, s in enumerate(strides)))
+        for array, strides in zip(typed.outputs, results, strict=True)
+    ]
+    return replace(typed, outputs=tuple(placed))
+
+
 def _promised(kernel: Kernel, facts: Mapping[str, int], precision: str) -> Kernel:
     known = MappingProxyType({n: d for n, d in facts.items() if n in kernel.size_names})
-    attrs = kernel.attrs if precision == "ieee" else MappingProxyType({**kernel.attrs, "precision": precision})
+    attrs = kernel.attrs if precision == "auto" else MappingProxyType({**kernel.attrs, "precision": precision})
     return replace(kernel, facts=known, attrs=attrs)
 
 
@@ -204,11 +242,17 @@ def _by_name(program: Program, numbers: AxisNumbers, stride: bool = False) -> di
 def compile_stages(function: Function, signature: Signature, target: Target) -> Compilation:
     """All stages, nothing cached."""
     prepared = PreparedKernel(function, signature, target)
-    short = prepared.short_sums(signature)
-    own = PreparedKernel(function, signature, target, short) if short else prepared
+    own = prepared.sized(prepared.short_sums(signature))
     plan = own.plan(signature)
     written = own.written if _makes_empty(function) else None
     return replace(own.finish(signature, plan), fusion=own.report(signature, plan), notes=own.notes(signature, plan), written=written)
+
+
+def thread_program(function: Function, signature: Signature, target: Target) -> Program:
+    """The thread stage alone, nothing cached."""
+    prepared = PreparedKernel(function, signature, target)
+    own = prepared.sized(prepared.short_sums(signature))
+    return own.finish(signature, own.plan(signature)).stages.thread
 
 
 def _makes_empty(item: object) -> bool:
@@ -224,16 +268,14 @@ def _makes_empty(item: object) -> bool:
 def performance_notes(function: Function, signature: Signature, target: Target) -> tuple[Note, ...]:
     """What would make the kernel slow, without generating its code."""
     prepared = PreparedKernel(function, signature, target)
-    short = prepared.short_sums(signature)
-    own = PreparedKernel(function, signature, target, short) if short else prepared
+    own = prepared.sized(prepared.short_sums(signature))
     return own.notes(signature, own.plan(signature))
 
 
 def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
     """Schedules the cost model lists for a kernel that is a contraction or attention, best first; none for other kernels."""
     prepared = PreparedKernel(function, signature, target)
-    short = prepared.short_sums(replace(signature, extents=extents))
-    return (PreparedKernel(function, signature, target, short) if short else prepared).ranked(extents)
+    return prepared.sized(prepared.short_sums(replace(signature, extents=extents))).ranked(extents)
 
 
 class PreparedKernel:
@@ -245,6 +287,7 @@ class PreparedKernel:
         from tilewright.passes.program.persistent_kernel import lean
         from tilewright.passes.runner import Trace
 
+        target = at_level(function, target)
         self.function, self.target = function, target
         self.together = signature.launches == 1 and target.simt
         self.limits = lean(target) if self.together else target
@@ -258,11 +301,24 @@ class PreparedKernel:
         checks = signature.indices or ("stores" if target.simt else "all")
         if checks != "none":
             written = check_accesses(written, checks, None if signature.indices else self.typed.metadata, self.trace)
-        fused, self.fusion = fuse_kernels(written, self.trace)
-        self.program = specialise(fused, sizes or {}, self.trace)
+        self.fused, self.fusion = fuse_kernels(written, self.trace)
+        self.program = specialise(self.fused, sizes or {}, self.trace)
         self.trace.times["front end"] = time.perf_counter() - start
-        self.loop = prepare(self.program, self.trace)
+        self.extents = _by_name(self.program, signature.extents or signature.hints)
+        self.loop = prepare(self.program, self.trace, self.limits, self.extents)
         check_kind(self.typed.metadata, self.loop)
+
+    def sized(self, sizes: Mapping[str, int]) -> PreparedKernel:
+        """The same kernel with these sizes as part of its code; itself where there are none."""
+        if not sizes:
+            return self
+        from tilewright.passes.pipeline import prepare, specialise
+
+        own = copy(self)
+        own.trace = replace(self.trace, times=dict(self.trace.times))
+        own.program = specialise(self.fused, sizes, own.trace)
+        own.loop = prepare(own.program, own.trace, own.limits, {**own.extents, **sizes})
+        return own
 
     def plan(self, signature: Signature) -> Plans:
         """The schedule of each contraction of the program for the call's own sizes."""
@@ -295,15 +351,23 @@ class PreparedKernel:
         return program_notes(self.loop, plan, self.target, _by_name(self.program, signature.extents or signature.hints))
 
     def short_sums(self, signature: Signature) -> dict[str, int]:
-        """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums, and those of
-        one row of attention."""
+        """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums, those of
+        one row of attention, and in a graph's program for a GPU those of products with few rows: a step of a decoder has the same ones each time, and its kernels are mostly index arithmetic."""
         from tilewright.analysis.affine import analyse
         from tilewright.ir.nodes import walk
         from tilewright.passes.choose.attention import MOST, fixed_sizes
+        from tilewright.passes.choose.row_dots import find_row_dots
 
         extents = _by_name(self.program, signature.extents)
+        if not self.target.simt:
+            from tilewright.passes.choose.small_sizes import fixed_sizes as fixed_small
+
+            return fixed_small(self.loop.calls, extents) if extents and not self.program.loops else {}
         found: dict[str, int] = {}
+        step = isinstance(self.function, BlockGraph) and self.limits.simt and not self.together and not self.program.loops
         for call in self.loop.calls:
+            if step and find_row_dots(call.kernel, extents) is not None:
+                found |= {n: extents[n] for n in call.kernel.size_names if n in extents}
             found |= {n: extents[n] for n in fixed_sizes(call.kernel, self.limits, extents) if extents.get(n, MOST + 1) <= MOST}
             forms = None
             for op in walk(call.kernel.body):
@@ -311,7 +375,22 @@ class PreparedKernel:
                     forms = forms or analyse(call.kernel)
                     names = [forms[v].constant.name for v in op.operands if not forms[v].factors]
                     found |= {n: extents[n] for n in names if n is not None and extents.get(n, SHORT + 1) <= SHORT}
+                    if "phase" in call.kernel.attrs:
+                        inside = {n for v in op.operands if not forms[v].factors and forms[v].constant.name is None for n in forms[v].constant.names}
+                        found |= {n: extents[n] for n in inside if extents.get(n, SHORT_PHASED + 1) <= SHORT_PHASED}
         return found
+
+    def small_axes(self) -> tuple[SmallSums, ...]:
+        """CPU: the extents that may be part of the code."""
+        if self.target.simt or self.program.loops:
+            return ()
+        from tilewright.passes.choose.small_sizes import small_sums
+
+        places = {b.name: (b.array, b.axis) for b in self.fused.bindings() if not b.stride}
+        inputs = {a.name for a in self.fused.input_arrays}
+        places = {name: place for name, place in places.items() if place[0] in inputs}
+        found = [(sums, around) for sums, around in small_sums(self.loop.calls) if sums <= places.keys()]
+        return tuple(SmallSums(tuple(sorted(places[n] for n in sums)), tuple(sorted(places[n] for n in around if n in places))) for sums, around in found)
 
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
@@ -336,6 +415,7 @@ class PreparedKernel:
     def finish(self, signature: Signature, plan: Plans | None = None) -> Compilation:
         from tilewright.passes.choose.code_limits import with_limits
         from tilewright.passes.choose.fates import check_strict, fates
+        from tilewright.passes.common.code_level import with_level
         from tilewright.passes.pipeline import arrange_launches, lower_planned, merge_launches, merge_steps
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
@@ -353,9 +433,12 @@ class PreparedKernel:
         stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace, stages.loop, hints))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
+        stages = replace(stages, thread=with_level(stages.thread, self.target))
         return Compilation(self.typed, self.program, stages, self.trace, self.fusion, fates=said)
 
 
+SHORT_PHASED = 32
+"""As SHORT, for kernels whose sums take every second or third place of a window."""
 SHORT = 8
 """Extents up to this of short loops inside a sum become part of the code."""
 _by_sizes: dict[str, PreparedKernel] = {}
@@ -364,78 +447,150 @@ _by_sizes: dict[str, PreparedKernel] = {}
 
 def compile_kernel(function: Function, signature: Signature, target: Target) -> Artifact:
     """The artifact, from memory, from disk or freshly compiled."""
+    target = at_level(function, target)
     key = cache_key(function, signature, target)
-    sized = _sized_key(function, signature, key)
+    sized = _sized_key(function, signature, key, target)
     found = STORE.in_memory(key) or (STORE.in_memory(sized) if sized else None)
     if found is not None:
         return found
     with STORE.alone(key):
-        start = time.perf_counter()
-        prepared = _by_sizes.get(key)
-        if prepared is None:
-            found = STORE.find(key) or (STORE.find(sized) if sized else None)
-            if found is not None:
-                return found
-            prepared = PreparedKernel(function, signature, target)
-        short = prepared.short_sums(signature)
-        base = prepared
-        if short:
-            named = f"{key} {sorted(short.items())}"
-            prepared = _by_sizes.get(named) or PreparedKernel(function, signature, target, short)
-            _by_sizes[named] = prepared
-        plan = prepared.plan(signature)
-        chosen = key
-        if any(plan) or short:
-            # Contractions: code is kept for each choice of schedules, and the call's sizes choose.
-            _by_sizes[key] = base
-            parts = (key, str(sorted(short.items())), *(p.describe() if p else "" for p in plan))
-            chosen = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        found = STORE.get_or_build(chosen, lambda: _compiled(prepared, signature, plan, chosen, start))
-        if sized and chosen != key:
-            STORE.keep_also(sized, found)
-        return found
+        known = _find_or_prepare(function, signature, target, key, sized)
+        return known if isinstance(known, Artifact) else known.keep()
 
 
-def _sized_key(function: Function, signature: Signature, key: str) -> str:
-    """Of a graph of blocks: the key for these very extents. Its plan takes long to find, and a process that knows the answer need not ask; kernels have none."""
-    if not isinstance(function, BlockGraph) or signature.schedule:
+def compile_first(function: Function, signature: Signature, target: Target) -> Artifact | FinalKernel:
+    """The artifact where it was compiled before; else the kernel after all passes, of which code can be made at any level.
+
+    Passes are not verified one by one: `FinalKernel.keep` verifies what came out."""
+    from tilewright.passes.runner import unverified
+
+    target = at_level(function, target)
+    key = cache_key(function, signature, target)
+    with STORE.alone(key), unverified():
+        return _find_or_prepare(function, signature, target, key, _sized_key(function, signature, key, target))
+
+
+def _find_or_prepare(function: Function, signature: Signature, target: Target, key: str, sized: str) -> Artifact | FinalKernel:
+    start = time.perf_counter()
+    prepared = _by_sizes.get(key)
+    if prepared is None:
+        found = STORE.find(key) or (STORE.find(sized) if sized else None)
+        if found is not None:
+            return found
+        prepared = PreparedKernel(function, signature, target)
+    short = prepared.short_sums(signature)
+    small = prepared.small_axes()
+    base = prepared
+    if short:
+        named = f"{key} {sorted(short.items())}"
+        prepared = _by_sizes.get(named) or base.sized(short)
+        _by_sizes[named] = prepared
+    if not target.simt:
+        signature = replace(signature, extents=())  # nothing else of a CPU's code depends on them
+    plan = prepared.plan(signature)
+    chosen = key
+    if any(plan) or short or small:
+        # Contractions: code is kept for each choice of schedules, and the call's sizes choose.
+        _by_sizes[key] = base
+        parts = (key, str(sorted(short.items())), *(p.describe() if p else "" for p in plan))
+        chosen = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    also = sized if chosen != key and (target.simt or isinstance(function, BlockGraph) or not any(plan)) else ""
+    found = STORE.find(chosen)
+    if found is None:
+        return FinalKernel(prepared, signature, plan, (chosen, also), start, small, bool(short))
+    if also:
+        STORE.keep_also(also, found)
+    return found
+
+
+def for_any_extents(artifact: Artifact) -> Artifact:
+    """A CPU's code for any extents, with an entry stub that takes small ones too."""
+    if not artifact.small or artifact.is_sized or not artifact.host:
+        return artifact
+    from tilewright.codegen.host.entries import host_object
+
+    plain = replace(artifact, small=())
+    return replace(plain, host=host_object(plain, host_cpu()))
+
+
+def _sized_key(function: Function, signature: Signature, key: str, target: Target) -> str:
+    """Of a graph of blocks: the key for these very extents. Its plan takes long to find, and a process that knows the answer need not ask. Of a CPU's kernel: the
+    key for those that are small; other kernels have none."""
+    if signature.schedule or (target.simt and not isinstance(function, BlockGraph)):
         return ""
     return hashlib.sha256(f"{key} extents {signature.extents!r}".encode()).hexdigest()
 
 
-def _compiled(
-    prepared: PreparedKernel, signature: Signature, plan: Plans, key: str, start: float
-) -> Artifact:
-    from tilewright.analysis.alias import alias_safe
-    from tilewright.compile.build import build_artifact
-    from tilewright.passes.pipeline import share_memory
+class FinalKernel:
+    """A kernel after all passes: what is left is to make code of it."""
 
-    target = prepared.target
-    done = prepared.finish(signature, plan)
-    middle = time.perf_counter()
-    schedules = tuple(
-        f"{call.kernel.name}: {schedule.describe()}"
-        for call, schedule in zip(done.stages.tile.calls, done.stages.schedules, strict=True)
-    )
-    # Kernels in one launch may run side by side where they depend on each other only through an output that is an input.
-    apart = len(done.stages.thread.calls) == len(done.stages.tile.calls)
-    final = share_memory(done.stages.thread, done.stages.loop, done.trace) if apart else done.stages.thread
-    typed = [
-        param.name for param, arg in zip(prepared.function.params, signature.args, strict=True)
-        if isinstance(arg, ScalarArg) and not arg.weak and not arg.dtype.is_bool
-    ]  # fmt: skip
-    absent = tuple(position for position, arg in enumerate(signature.args) if isinstance(arg, NoneArg))
-    # A product that computes the norm of its rows itself reads them while others write results.
-    safe = apart and alias_safe(done.program) and (len(done.stages.loop.calls) >= len(prepared.loop.calls) or alias_safe(done.stages.loop))
-    artifact = build_artifact(final, target, key, safe, schedules, typed=typed, absent=absent)
-    artifact = replace(artifact, notes=prepared.notes(signature, plan))
-    if log.isEnabledFor(logging.INFO):
-        log.info(
-            "compiled %s(%s) for %s: passes %.1f ms, code %.1f ms, %d kernel(s), %d bytes",
-            done.program.name, ", ".join(map(str, signature.args)), target.name, (middle - start) * 1e3,
-            (time.perf_counter() - middle) * 1e3, len(artifact.launches), len(artifact.code),
+    def __init__(
+        self, prepared: PreparedKernel, signature: Signature, plan: Plans, keys: tuple[str, str], start: float, small: tuple[SmallSums, ...] = (),
+        is_sized: bool = False,
+    ) -> None:  # fmt: skip
+        from tilewright.analysis.alias import alias_safe
+        from tilewright.passes.pipeline import share_memory
+
+        self.prepared, self.signature, self.plan = prepared, signature, plan
+        self.key, self.also = keys
+        """What it is kept under, and what else; empty where there is nothing else."""
+        self.target = prepared.target
+        self.small, self.is_sized = small, is_sized and not self.target.simt
+        done = prepared.finish(signature, plan)
+        # Kernels in one launch may run side by side where they depend on each other only through an output that is an input.
+        apart = len(done.stages.thread.calls) == len(done.stages.tile.calls)
+        self.program = share_memory(done.stages.thread, done.stages.loop, done.trace) if apart else done.stages.thread
+        self.schedules = tuple(
+            f"{call.kernel.name}: {schedule.describe()}"
+            for call, schedule in zip(done.stages.tile.calls, done.stages.schedules, strict=True)
+        )
+        self.typed = [
+            param.name for param, arg in zip(prepared.function.params, signature.args, strict=True)
+            if isinstance(arg, ScalarArg) and not arg.weak and not arg.dtype.is_bool
+        ]  # fmt: skip
+        self.absent = tuple(position for position, arg in enumerate(signature.args) if isinstance(arg, NoneArg))
+        # A product that computes the norm of its rows itself reads them while others write results.
+        self.safe = apart and alias_safe(done.program) and (len(done.stages.loop.calls) >= len(prepared.loop.calls) or alias_safe(done.stages.loop))
+        self.pass_seconds = time.perf_counter() - start
+        self._text = ""
+
+    def quick(self) -> Artifact:
+        """Code for a CPU that is soon there: at level `O0`, without a stub that Python calls. It is kept nowhere."""
+        from tilewright.compile.build import llvm_text
+
+        assert self.target.is_host
+        self._text = llvm_text(self.program, self.target)[0]
+        return self._artifact(replace(self.target, level="O0"), entry=False)
+
+    def _artifact(self, target: Target, entry: bool = True) -> Artifact:
+        from tilewright.compile.build import build_artifact
+
+        return build_artifact(
+            self.program, target, self.key, self.safe, self.schedules, entry, self.typed, self.absent, self.small, self.is_sized, self._text
         )  # fmt: skip
-    return artifact
+
+    def keep(self, verify: bool = False) -> Artifact:
+        """The artifact at the kernel's own level, kept in memory and on disk. `verify`: passes were not verified as they ran."""
+        found = STORE.get_or_build(self.key, lambda: self._build(verify))
+        if self.also:
+            STORE.keep_also(self.also, found)
+        return found
+
+    def _build(self, verify: bool) -> Artifact:
+        if verify:
+            from tilewright.ir.verify import verify_program
+
+            verify_program(self.program)
+        middle = time.perf_counter()
+        artifact = self._artifact(self.target)
+        artifact = replace(artifact, notes=self.prepared.notes(self.signature, self.plan))
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "compiled %s(%s) for %s: passes %.1f ms, code %.1f ms, %d kernel(s), %d bytes",
+                self.program.name, ", ".join(map(str, self.signature.args)), self.target.name, self.pass_seconds * 1e3,
+                (time.perf_counter() - middle) * 1e3, len(artifact.launches), len(artifact.code),
+            )  # fmt: skip
+        return artifact
 
 
 def forget() -> None:

@@ -2,7 +2,7 @@
 
 For a CPU: an object with a C function, the same as a shared library where the target is Linux, a C header, and a Python loader that
 needs only ctypes. For NVIDIA GPUs: PTX, a cubin where `ptxas` is at hand, a header that says how to launch each kernel (as C functions
-of the sizes), and a Python loader that needs only `cuda-bindings`.
+of the sizes), and a Python loader that needs only `cuda-bindings`. For WebGPU: `export_web.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import json
 import os
 import pprint
 import sys
@@ -47,7 +48,9 @@ from tilewright.codegen.host.shared_library import shared_library
 from tilewright.codegen.llvm import native
 from tilewright.codegen.nvptx.ptxas import cubin
 from tilewright.compile.build import describe_program, llvm_text
-from tilewright.compile.driver import Signature, compile_kernel, compile_stages
+from tilewright.compile.driver import Signature, at_level, compile_kernel, compile_stages
+from tilewright.compile.export_web import describe as web_description
+from tilewright.compile.export_web import web_files
 from tilewright.runtime.loaders import DRIVER_API, common, cpu, ptx
 from tilewright.tree.syntax import Function
 
@@ -86,12 +89,19 @@ def write_files(files: dict[str, bytes], folder: str | Path) -> list[Path]:
 def export(function: Function, signature: Signature, target: Target, name: str = "") -> dict[str, bytes]:
     """The files, each under its name."""
     name = identifier(name or function.name)
-    if target.kind not in ("cpu", "nvptx"):
+    if target.kind == "wgsl":
+        return web_files(compile_kernel(function, signature, target), name)
+    if target.kind == "msl":
+        return _metal_files(compile_kernel(function, signature, target), name)
+    if target.kind.startswith("spirv-"):
+        return _spirv_files(compile_kernel(function, signature, target), name)
+    if target.kind not in ("cpu", "nvptx", "amdgpu"):
         raise TargetLimit.at("TW020", f"{target.name} is a target from outside: there are no files to export for it")
     if not target.is_host:
         artifact = compile_kernel(function, signature, target)
-        return _gpu_files(artifact, name, target)
+        return _amd_files(artifact, name) if target.kind == "amdgpu" else _gpu_files(artifact, name, target)
     done = compile_stages(function, signature, target)
+    target = at_level(function, target)
     artifact = describe_program(done.stages.thread, target)
     _require_plain(artifact)
     text, _ = llvm_text(done.stages.thread, target)
@@ -302,6 +312,45 @@ def _gpu_files(artifact: Artifact, name: str, target: Target) -> dict[str, bytes
     return files
 
 
+def _amd_files(artifact: Artifact, name: str) -> dict[str, bytes]:
+    """A code object, and how to launch it by HIP: pointers, numbers, then sizes, each at the next place that its size divides."""
+    _require_plain(artifact)
+    return {f"{name}.hsaco": artifact.code, f"{name}.h": _gpu_header(artifact, name, _ExportNames(artifact), "hipModuleLaunchKernel").encode()}
+
+
+_SPIRV_ARGUMENTS = {
+    "spirv-opencl": "each array as its buffer and, in a number of 64 bits, where in it its first element is; each number in its own type, a bool as a byte; "
+    "each size in 64 bits",
+    "spirv-vulkan": "addresses of arrays, numbers in the low bytes, and sizes, 64 bits each, as push constants; where those are more than 128 bytes, the address "
+    "of memory that holds them",
+}
+
+
+def _spirv_files(artifact: Artifact, name: str) -> dict[str, bytes]:
+    """A module, and how to launch its kernels."""
+    _require_plain(artifact)
+    described = web_description(artifact, name)
+    order: dict[str, object] = {one.entry: [*one.args, *one.sizes] for one in artifact.launches}
+    whole = {
+        **described, "code": f"{name}.spv", "target": artifact.target, "convention": _SPIRV_ARGUMENTS[artifact.target], "arguments": order,
+    }  # fmt: skip
+    return {f"{name}.spv": artifact.code, f"{name}.json": (json.dumps(whole, indent=1) + "\n").encode()}
+
+
+_METAL_ARGUMENTS = (
+    "each array as its buffer, at the index of its place among `arrays`, bound at the offset of its first element; then, at the next index, 64 bits each: the launch's "
+    "`values`, and the numbers of `numbers` in the low bytes. A grid counts thread groups"
+)
+
+
+def _metal_files(artifact: Artifact, name: str) -> dict[str, bytes]:
+    """A text for `newLibraryWithSource` or Apple's compiler, and how to launch its kernels."""
+    _require_plain(artifact)
+    described = web_description(artifact, name)
+    whole = {**described, "code": f"{name}.metal", "target": artifact.target, "convention": _METAL_ARGUMENTS}
+    return {f"{name}.metal": artifact.code, f"{name}.json": (json.dumps(whole, indent=1) + "\n").encode()}
+
+
 _C_SIZES = (
     "/* Arithmetic on sizes. What 64 bits do not hold is TILEWRIGHT_TOO_LARGE, and so is all that is computed from it. */",
     "#define TILEWRIGHT_TOO_LARGE INT64_MIN",
@@ -332,14 +381,14 @@ _C_SIZES = (
 )  # fmt: skip
 
 
-def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
+def _gpu_header(artifact: Artifact, name: str, names: _ExportNames, api: str = DRIVER_API) -> str:
     guard = f"TILEWRIGHT_{name.upper()}_H"
     used = [names[n] for n in dict.fromkeys((*size_names(artifact), *(p.name for p in artifact.inputs if isinstance(p, ScalarParam) and p.dtype.is_int)))]
     sizes = ", ".join(f"int64_t {n}" for n in used)
     ignored = " ".join(f"(void){n};" for n in used)
     lines = [
-        f"/* {name}, compiled by Tilewright for {artifact.target}: how to launch it with {DRIVER_API}.", *_about(artifact, names),
-        f"   Launch the kernels below in their order on one stream. {name}.py is this in Python. */",
+        f"/* {name}, compiled by Tilewright for {artifact.target}: how to launch it with {api}.", *_about(artifact, names),
+        f"   Launch the kernels below in their order on one stream. {_in_python(name, artifact)} */",
         f"#ifndef {guard}", f"#define {guard}", "#include <stdint.h>", "", "#ifndef TILEWRIGHT_SIZES", "#define TILEWRIGHT_SIZES",
         *_C_SIZES, "#endif", "",
     ]  # fmt: skip
@@ -360,7 +409,7 @@ def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
         parameters = [*launch.args, *(f"(int64_t) {names[s]}" for s in launch.sizes), *(f"CUtensorMap of {m.array}" for m in launch.maps)]
         lines += [
             "", f"/* kernel {launch.entry}({', '.join(parameters)})", *(f"   {line}" for line in map(str, launch.maps)),
-            f"   {launch.cluster} block(s) in a cluster.{_together(launch)} */",
+            f"   {launch.cluster} block(s) in a cluster.{_together(launch, artifact.kind)} */",
             f'#define {launch.entry.upper()} "{launch.entry}"', f"#define {launch.entry.upper()}_THREADS {launch.threads}",
             f"#define {launch.entry.upper()}_SHARED_BYTES {launch.shared_bytes}",
             f"static inline int32_t {launch.entry}_grid({sizes}{', ' if sizes else ''}unsigned grid[3]) {{",
@@ -369,9 +418,14 @@ def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     return "\n".join((*lines, "", "#endif", ""))
 
 
-def _together(launch: Launch) -> str:
+def _in_python(name: str, artifact: Artifact) -> str:
+    return f"{name}.py is this in Python." if artifact.kind == "ptx" else "This code has been checked, not executed: no such device was in reach."
+
+
+def _together(launch: Launch, code_kind: str = "ptx") -> str:
     """What a caller in C must know of a launch whose blocks run at once."""
-    how = " Launch it with cuLaunchCooperativeKernel: its blocks wait for each other." if launch.cooperative else ""
+    call = "hipModuleLaunchCooperativeKernel" if code_kind == "hsaco" else "cuLaunchCooperativeKernel"
+    how = f" Launch it with {call}: its blocks wait for each other." if launch.cooperative else ""
     most = "cuOccupancyMaxActiveBlocksPerMultiprocessor times the multiprocessors"
     return how + (f" The grid may have fewer blocks, and must not have more than {most}." if launch.persistent else "")
 

@@ -21,6 +21,7 @@ from tilewright.ir.types import Tensor
 from tilewright.passes.choose.refusals import product_refusal, refused_attention
 from tilewright.passes.program.split_reductions import would_split
 from tilewright.passes.program.split_scans import would_split_scan
+from tilewright.passes.rows.cut_rows import would_cut
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.passes.schedules.plans import Plans
 
@@ -46,7 +47,7 @@ def _kernel_notes(kernel: Kernel, target: Target, sizes: Mapping[str, int], name
             return [note]
     if would_split_scan(kernel, target, sizes):
         return []
-    return serial_notes(facts, target.simt, would_split(kernel, target, sizes))
+    return serial_notes(facts, target.simt, would_split(kernel, target, sizes) or would_cut(kernel, target, sizes))
 
 
 def _packed_notes(call: KernelCall, plan: GpuProduct, inputs: Set[str]) -> list[Diagnostic]:

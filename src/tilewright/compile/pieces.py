@@ -160,7 +160,7 @@ class _PreparedPart(driver.PreparedKernel):
         self.trace = Trace()
         self.program = specialise(part.program, sizes or {}, self.trace)
         self.fusion = FusionReport((), (), len(part.program.calls), len(part.program.calls))
-        self.loop = prepare(self.program, self.trace)
+        self.loop = prepare(self.program, self.trace, target)
 
     def _tuned(self, signature: Signature) -> str:
         """Measurements are of whole kernels."""

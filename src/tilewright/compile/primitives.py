@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tilewright.base import levels
 from tilewright.base.artifact import Artifact
 from tilewright.base.target import Target
 from tilewright.codegen.host.interpreter import abi_key
@@ -30,6 +31,7 @@ def finished_program(program: Program, target: Target) -> Program:
 
 def compile_program(what: str, target: Target, build: Callable[[], Program]) -> Artifact:
     """The artifact of the program for `what`."""
+    target = levels.at(target, "")
     host = abi_key() if target.is_host else ""
     key = hashlib.sha256("\0".join(("primitive", what, target.key(), host, driver.compiler_version())).encode()).hexdigest()
 

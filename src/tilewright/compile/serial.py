@@ -21,6 +21,7 @@ from tilewright.base.artifact import (
     MapParam,
     ScalarParam,
     SizeBinding,
+    SmallSums,
 )
 from tilewright.base.dtypes import by_name
 from tilewright.base.errors import Note
@@ -48,11 +49,14 @@ def serialise(artifact: Artifact) -> bytes:
         "facts": [[name, divisor] for name, divisor in artifact.facts],
         "computed": [[name, str(size)] for name, size in artifact.computed],
         "absent": list(artifact.absent),
+        "level": artifact.level,
         "alias_safe": artifact.alias_safe,
         "key": artifact.key,
         "sites": [[s.kernel, s.opcode, s.array, s.axis, s.rank, s.place, s.excerpt] for s in artifact.sites],
         "schedule": artifact.schedule,
         "notes": [[n.code, n.message, n.help, n.path, n.line, n.column, n.end_column, n.text] for n in artifact.notes],
+        "small": [[[list(axis) for axis in nest.sums], [list(axis) for axis in nest.around]] for nest in artifact.small],
+        "is_sized": artifact.is_sized,
     }
     text = json.dumps(head, separators=(",", ":")).encode()
     lengths = _LENGTHS.pack(len(text), len(artifact.code), len(artifact.host))
@@ -87,15 +91,22 @@ def deserialise(data: bytes) -> Artifact:
             facts=tuple((name, divisor) for name, divisor in head["facts"]),
             computed=tuple((name, _size(size)) for name, size in head["computed"]),
             absent=tuple(head["absent"]),
+            level=head["level"],
             alias_safe=head["alias_safe"],
             host=data[host_at:],
             key=head["key"],
             sites=tuple(IndexSite(*site) for site in head["sites"]),
             schedule=head["schedule"],
             notes=tuple(Note(*note) for note in head["notes"]),
+            small=tuple(SmallSums(_axes(sums), _axes(around)) for sums, around in head["small"]),
+            is_sized=head["is_sized"],
         )
     except (KeyError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"the head of an artifact is not understood: {error!r}") from error
+
+
+def _axes(pairs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, axis) for name, axis in pairs)
 
 
 def _texts(sizes: tuple[Size, ...]) -> list[Json]:
@@ -112,7 +123,7 @@ def _launch(x: Launch) -> Json:
     return [
         x.entry, list(x.args), list(x.sizes), _texts(x.grid), x.threads, x.shared_bytes, str(x.work), [_map(m) for m in x.maps],
         x.cluster, x.dependent, x.place, x.watchdog, x.cooperative, x.persistent,
-        [list(a) for a in x.asserts],
+        [list(a) for a in x.asserts], _texts(x.values), _texts(x.narrow), str(x.turns), x.open_loops,
     ]  # fmt: skip
 
 
@@ -155,9 +166,10 @@ def _read_map(
 def _read_launch(
     entry: str, args: list[str], sizes: list[str], grid: list[str], threads: int, shared: int, work: str,
     maps: list[list[Any]], cluster: int, dependent: bool, place: str, watchdog: int, cooperative: bool,
-    persistent: bool, asserts: Sequence[Sequence[str]] = (),
+    persistent: bool, asserts: Sequence[Sequence[str]] = (), values: Sequence[str] = (), narrow: Sequence[str] = (),
+    turns: str = "0", open_loops: bool = False,
 ) -> Launch:  # fmt: skip
     read = tuple(_read_map(*m) for m in maps)
     plain = entry, tuple(args), tuple(sizes), _sizes(grid), threads, shared, _size(work)
     texts = tuple((where, text) for where, text in asserts)
-    return Launch(*plain, read, cluster, dependent, place, watchdog, cooperative, persistent, texts)
+    return Launch(*plain, read, cluster, dependent, place, watchdog, cooperative, persistent, texts, _sizes(values), _sizes(narrow), _size(turns), open_loops)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
+from tilewright.base import levels
 from tilewright.base.artifact import Artifact
 from tilewright.base.source import Span
 from tilewright.base.target import Target
@@ -41,16 +42,24 @@ def _lowered(program: Program, target: Target) -> Program:
 
 
 def addressed(program: Program, target: Target) -> Program:
-    """The last step before code for a GPU: how addresses and indices are computed."""
+    """The last steps before code: how addresses and indices are computed on a GPU, and the marks of an optimisation level."""
+    from tilewright.passes.common.code_level import with_level
     from tilewright.passes.pipeline import address_explicit
     from tilewright.passes.runner import Trace
 
-    return address_explicit(program, target, Trace())
+    return with_level(address_explicit(program, target, Trace()), levelled(program, target))
+
+
+def levelled(program: Program, target: Target) -> Target:
+    """The target at the optimisation level that holds for an explicit kernel."""
+    said = (call.kernel.attrs.get("optimize", "") for call in program.calls)
+    return levels.at(target, next((str(word) for word in said if word), ""))
 
 
 def compile_simt(program: Program, target: Target) -> Artifact:
     """The artifact of an explicit kernel, from memory, from disk or freshly compiled."""
     _check(program)
+    target = levelled(program, target)
     key = simt_key(program, target)
 
     def built() -> Artifact:

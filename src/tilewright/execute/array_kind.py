@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.execute.calls.array_calls import ArrayCalls
+from tilewright.execute.calls.formed_calls import FormedCalls
 from tilewright.execute.calls.kernel_calls import KernelCalls, KernelSource
 from tilewright.execute.device import Device
 from tilewright.execute.kinds import DeviceKind
@@ -17,7 +17,7 @@ class ArrayKind(DeviceKind):
     """A kind of device with memory of its own: what is left to say is where its devices are."""
 
     def calls(self, kernel: KernelSource) -> KernelCalls:
-        return ArrayCalls(kernel)
+        return FormedCalls(kernel)
 
     def launches(self, kernel: ExplicitSource) -> KernelLaunches:
         return ArrayLaunches(kernel)

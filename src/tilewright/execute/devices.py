@@ -27,6 +27,7 @@ __all__ = [
     "emulator_device",
     "find_device",
     "kind_of",
+    "named_devices",
     "own_memory",
     "place_of",
     "set_default_device",
@@ -38,8 +39,13 @@ _listeners: list[Callable[[], None]] = []
 
 
 def devices() -> list[Device]:
-    """Every device of this machine that can run kernels."""
+    """Every device of this machine that can run kernels, without drivers that play a GPU on the CPU."""
     return [device for kind in kinds() for device in kind.devices()]
+
+
+def named_devices() -> list[Device]:
+    """Devices that are not in `devices()`, because they are the CPU in disguise: `webgpu` on lavapipe, `opencl` on PoCL. They run what names them."""
+    return [device for kind in kinds() for device in kind.by_name()]
 
 
 def compute_devices() -> list[Device]:

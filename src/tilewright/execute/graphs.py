@@ -108,6 +108,11 @@ class Graph:
             raise DeviceError.at("TW033", "a graph has a stream while it is captured on a GPU")
         return Stream.of(streams.current(self._gpu.ordinal) or 0, self.device)
 
+    @property
+    def recorded(self) -> HostGraph | None:
+        """The list of calls, where it is one of the CPU or the emulator."""
+        return self._host
+
     # -- running ------------------------------------------------------------------------------------------------
 
     def replay(self, stream: object = None, asynchronous: bool = False, **inputs: Any) -> Any:

@@ -38,9 +38,11 @@ from tilewright.frontend.python.kernel_options import attributes_of, check_optio
 from tilewright.frontend.python.kernels import parse_function
 from tilewright.frontend.python.options import reduction
 from tilewright.frontend.words.objects import Array
+from tilewright.runtime.core import observe
 from tilewright.runtime.core.entry import Entry, arranger
 from tilewright.runtime.core.streams import FAST_PATH_OFF, host_recorder, is_capturing
 from tilewright.runtime.exchange.host_tensors import as_array, as_tensor, has_host_tensors
+from tilewright.runtime.exchange.libraries import is_tensor
 from tilewright.runtime.memory.packed_array import PackedArray
 from tilewright.tree.metadata import DeviceTarget, KernelMetadata, read_attributes
 from tilewright.tree.syntax import Function, KernelAttribute
@@ -89,7 +91,7 @@ class Kernel(Entry, Generic[P, R]):
         self,
         function: Callable[P, R],
         device: str | None = None,
-        precision: str = "ieee",
+        precision: str = "auto",
         schedule: str = "",
         asynchronous: bool = False,
         watchdog: float | None = None,
@@ -157,7 +159,7 @@ class Kernel(Entry, Generic[P, R]):
         said = read_attributes(self._attributes, Diagnostics())
         places = self.spread or ((self.device,) if self.device else said.device.names)
         return replace(
-            said, device=DeviceTarget(places), precision=self.precision if self.precision != "ieee" else "", is_async=self.asynchronous, parallel="data" if self.spread else said.parallel
+            said, device=DeviceTarget(places), precision=self.precision if self.precision != "auto" else "", is_async=self.asynchronous, parallel="data" if self.spread else said.parallel
         )
 
     @property
@@ -233,6 +235,10 @@ class Kernel(Entry, Generic[P, R]):
         return result
 
     def _general(self, *args: object, **keywords: object) -> object:
+        if args and is_tensor(args[0]):
+            result = self._quick_tensors(args, keywords)
+            if result is not NotImplemented:
+                return result
         if any(type(value) is PackedArray for value in (*args, *keywords.values())):
             return self._packed_call(args, keywords)
         asked = keywords.get("device", self.spread)
@@ -278,6 +284,19 @@ class Kernel(Entry, Generic[P, R]):
                 _direct.add(self)
                 _leave_while_special()
         return result
+
+    def _quick_tensors(self, args: tuple[object, ...], keywords: dict[str, object]) -> object:
+        """A call with tensors in host memory like those made before, on the CPU; `NotImplemented` when it is another one."""
+        out = keywords.get("out")
+        calls = None if self._runner is None else self._runner.by_kind.get("cpu")
+        direct = None if calls is None else calls.direct
+        if direct is None or len(args) != len(self._names) or len(keywords) != (out is not None) or "out" in self._names or FAST_PATH_OFF.value or observe.observer is not None:
+            return NotImplemented
+        if self.asynchronous or self.spread or self.device not in (None, "cpu") or default_device() != "cpu":
+            return NotImplemented
+        arrays = [as_array(value) for value in args]
+        result = direct(*arrays) if out is None else direct(*arrays, out=as_array(out))
+        return result if result is NotImplemented else as_tensor(result) if out is None else out
 
     def _take_launches(self, device: Device) -> None:
         """From now on calls on such devices like those so far go straight to machine code."""
@@ -328,7 +347,8 @@ def kernel(
     function: Callable[P, R],
     *,
     device: str | None = None,
-    precision: str = "ieee",
+    precision: str = "auto",
+    optimize: str = "",
     schedule: str = "",
     asynchronous: bool = False,
     watchdog: float | None = None,
@@ -359,7 +379,8 @@ def kernel(
 def kernel(
     *,
     device: str | None = None,
-    precision: str = "ieee",
+    precision: str = "auto",
+    optimize: str = "",
     schedule: str = "",
     asynchronous: bool = False,
     watchdog: float | None = None,
@@ -390,7 +411,8 @@ def kernel(
     function: Callable[P, R] | None = None,
     *,
     device: str | None = None,
-    precision: str = "ieee",
+    precision: str = "auto",
+    optimize: str = "",
     schedule: str = "",
     asynchronous: bool = False,
     watchdog: float | None = None,
@@ -419,8 +441,10 @@ def kernel(
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
 
-    `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `ieee`, or on tensor cores `tf32`
+    `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `auto` (the fastest way that errs no more than f32 does), `ieee`, or on tensor cores `tf32`
     (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
+    `optimize` says how much work goes into machine code: `O0` to `O3`, `Os` (small), `Olatency` (short calls), or `tiered`, which begins with quickly
+    compiled code and exchanges it for that of the default level, `O2`, once that is compiled.
     `reduce="+"` (or `* min max and or argmin argmax`) combines what the kernel's loops yield, along `axis` or over all of them.
     With `asynchronous`, calls do not wait and give a future. `watchdog` is a number of seconds after which a GPU stops the kernel where
     loops that data decides turn, or threads wait for each other, for too long. `parallel="data"` with `devices` splits the batch of every
@@ -439,7 +463,7 @@ def kernel(
         "reduce": reduce, "axis": axis, "kind": kind, "tile": tile, "workgroup": workgroup, "shared": shared, "vector": vector, "unroll": unroll,
         "max_registers": max_registers, "tensor_cores": tensor_cores, "async_copy": async_copy, "strict": strict, "broadcast": broadcast,
         "vectorizable": vectorizable, "gpu_compute": gpu_compute, "unchecked": unchecked, "deterministic": deterministic,
-        "activations": activations,
+        "activations": activations, "optimize": optimize,
     })  # fmt: skip
 
     def made(wrapped: Callable[P, R]) -> Kernel[P, R]:

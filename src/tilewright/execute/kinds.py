@@ -42,6 +42,10 @@ class DeviceKind(ABC):
     def devices(self) -> list[Device]:
         """Those of this machine that can run kernels."""
 
+    def by_name(self) -> list[Device]:
+        """Devices that only those get who name them: drivers that play a GPU on the CPU."""
+        return []
+
     @abstractmethod
     def find(self, name: str) -> Device | None:
         """The device of a name that begins with the kind; None where that is no name of a device, DeviceError where there is none."""

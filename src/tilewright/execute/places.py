@@ -49,8 +49,13 @@ class DevicePlace(ABC):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether programs are those for GPUs."""
-        return self.target.is_gpu
+        """Whether programs are those for GPUs on which a block may wait for others."""
+        return self.target.simt and self.target.forward_progress
+
+    @property
+    def waits_for_none(self) -> bool:
+        """Whether a wait for another block may never end: programs are then several launches. Where there is none of that kind, each block is one thread, as on a CPU."""
+        return self.target.simt and not self.target.forward_progress
 
     takes_foreign = False
     """Whether arrays of other libraries go to kernels as they are."""
@@ -64,8 +69,8 @@ class DevicePlace(ABC):
         """A new array."""
 
     @abstractmethod
-    def run(self, what: str, build: Build, arrays: Mapping[str, Array], scalars: Mapping[str, Number] | None = None) -> None:
-        """Run the program for `what` on these arrays, outputs included."""
+    def run(self, what: str, build: Build, arrays: Mapping[str, Array], scalars: Mapping[str, Number] | None = None) -> LoadedProgram | None:
+        """Run the program for `what` on these arrays, outputs included. What is loaded on the device for it, where there is such a thing."""
 
     @abstractmethod
     def give(self, array: Array) -> Any:
@@ -160,7 +165,7 @@ class ArrayPlace(DevicePlace):
         """The code of a primitive's program for the device."""
         return compile_program(what, self.target, build)
 
-    def run(self, what: str, build: Build, arrays: Mapping[str, Array], scalars: Mapping[str, Number] | None = None) -> None:
+    def run(self, what: str, build: Build, arrays: Mapping[str, Array], scalars: Mapping[str, Number] | None = None) -> LoadedProgram | None:
         artifact = self.compile(what, build)
         programs = _programs.setdefault(self.runtime, {})
         program = programs.get(artifact.key)
@@ -169,6 +174,7 @@ class ArrayPlace(DevicePlace):
             keep(programs, artifact.key, program)
         own = {name: array for name, array in arrays.items() if isinstance(array, DeviceArray)}
         program.run(own, scalars or {}, sizes_of(artifact, arrays), self.place.stream, take=self.place.workspace())
+        return program
 
     def give(self, array: Array) -> Any:
         assert isinstance(array, DeviceArray)

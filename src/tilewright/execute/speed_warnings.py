@@ -54,11 +54,11 @@ def _say(key: tuple[object, ...], found: Diagnostic) -> None:
     if key in _said:
         return
     _said.add(key)
-    path, line = _caller()
+    path, line = caller()
     warnings.warn_explicit(PerformanceWarning(found.render()), None, path, line)
 
 
-def _caller() -> tuple[str, int]:
+def caller() -> tuple[str, int]:
     """The line outside the package that led here."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -93,5 +93,5 @@ def copied(name: str, array: np.ndarray, span: Span, reason: str, help: str = ""
     )  # fmt: skip
     if chosen == "error":
         raise UserError(replace(found, severity="error"))
-    place = (span.path, span.line, span.column) if span.line else _caller()
+    place = (span.path, span.line, span.column) if span.line else caller()
     _say(("TW063", name, *place), found)

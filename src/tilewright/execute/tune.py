@@ -149,7 +149,7 @@ def tune_function(
     function: Function,
     values: Mapping[str, object],
     device: Device,
-    precision: str = "ieee",
+    precision: str = "auto",
     budget: float = 30.0,
     progress: Report | None = None,
     clock: Callable[[], float] = time.perf_counter,

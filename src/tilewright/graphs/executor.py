@@ -312,8 +312,8 @@ class Executor:
 
     # -- arrays -------------------------------------------------------------------------------------------------
 
-    def array(self, ref: Ref, made: Mapping[int, Any], arrays: Arrays, plan: GraphPlan | None, place: Device) -> Any:
-        """The array that a reference means now."""
+    def array(self, ref: Ref, made: Mapping[int, Any], arrays: Arrays, plan: object, place: Device) -> Any:
+        """The array that a reference means now. `plan` is the one whose folded values it may be one of."""
         if isinstance(ref.root, PlannedValue):
             found = made.get(ref.root.number)
             if found is None:

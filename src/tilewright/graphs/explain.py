@@ -77,8 +77,10 @@ def _segment_lines(segment: GraphSegment, target: Target) -> list[str]:
     lines = [f"{report.before} kernels as written, {len(done.stages.thread.calls)} launches for {target.name}"]
     for made in report.fused:
         lines.append(f"{made.array}: {_WAYS.get(made.how, made.how)}")
-    for kept in report.refused:
-        lines.append(f"{kept.array}: stays in memory: {kept.reason}")
+    here = {name for call in done.stages.thread.calls for name in call.args}
+    gone = dict.fromkeys(kept.array for kept in report.refused if kept.array not in here)
+    lines += [f"{name}: computed by what reads it, in every block" for name in gone]
+    lines += [f"{kept.array}: stays in memory: {kept.reason}" for kept in report.refused if kept.array in here]
     for call in done.stages.thread.calls:
         lines.append(f"launch {call.kernel.name}({', '.join(call.args)})")
     return lines

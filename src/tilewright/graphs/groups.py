@@ -17,6 +17,10 @@ MOST_PARTS = 32
 """Calls that are compiled together."""
 
 
+EACH = frozenset({"Add", "Sub", "Mul", "Div", "Silu", "Gelu", "Relu", "Sigmoid", "Tanh", "Exp", "Copy"})
+"""Ops of single elements, which products compute of their sums."""
+
+
 def group_calls(calls: Sequence[PlannedCall], fuse: bool) -> list[list[PlannedCall]]:
     """Calls that become one program each."""
     if not fuse:
@@ -77,12 +81,22 @@ def _cuts(calls: Sequence[PlannedCall]) -> list[int]:
     if not covered:
         return []
     crossing = _crossing(calls)
-    turn = min(range(period), key=lambda t: (crossing[start + t], t))
+    least = min(range(period), key=lambda t: (crossing[start + t], t))
+    turn = min(range(period), key=lambda t: (not _ends_product(calls, start + period + t), crossing[start + t], (least - t) % period))
     cuts = list(range(start + turn, start + covered + 1, period))
     # What follows the last repetition may repeat it, too.
     while cuts[-1] + period <= len(form) and form[cuts[-1] : cuts[-1] + period] == form[cuts[-2] : cuts[-1]]:
         cuts.append(cuts[-1] + period)
     return cuts
+
+
+def _ends_product(calls: Sequence[PlannedCall], at: int) -> bool:
+    """Whether a product, and what is computed of its elements one by one, ends before a call that is no such thing: a norm then begins the next program, whose product computes it."""
+    if calls[at].node.op in EACH:
+        return False
+    while at and calls[at - 1].node.op in EACH:
+        at -= 1
+    return at > 0 and calls[at - 1].node.op == "MulMat"
 
 
 def _form(call: PlannedCall) -> tuple[object, ...]:

@@ -92,7 +92,7 @@ class PlannedCall:
 
 def is_joinable(kernel: Any) -> bool:
     """Whether a kernel may become part of a program: one without wishes of its own about calls."""
-    return isinstance(kernel, Kernel) and kernel.device is None and kernel.precision == "ieee" and not (
+    return isinstance(kernel, Kernel) and kernel.device is None and kernel.precision == "auto" and not (
         kernel.schedule or kernel.asynchronous or kernel.launches or kernel.spread or kernel.watchdog or kernel.check
     )  # fmt: skip
 
@@ -275,17 +275,25 @@ class Lowering:
         value = self.results.get((root.node.name, root.index))
         if not isinstance(value, PlannedValue):
             steps = tuple(self.concrete(view) for view in views)
-            return Ref(root.node.name, self.shape(tensor), tensor.dtype, steps=steps)
+            whole = Ref(root.node.name, self.shape(tensor), tensor.dtype, steps=steps)
+            apart = None if root.node.kind == "weight" or root.dtype.is_packed else _first_copy(self.shape(root), steps)
+            if apart is None:
+                return whole
+            # Other elements may lie there in the next run: what is no view of them is copied by a kernel.
+            before = self.shape(views[apart - 1]) if apart else self.shape(root)
+            made = self.copied(Ref(root.node.name, before, tensor.dtype, steps=steps[:apart]), self.shape(views[apart]), call)
+            return self.viewed(made, views[apart + 1 :], call)
         # The value in the shape of the rule, which may be another than the kernel's.
         start = self.shape(root)
         found = self.reshape(value_ref(value), start)
         assert found is not None
+        return self.viewed(found, views, call)
+
+    def viewed(self, found: Ref, views: Sequence[Tensor], call: PlannedCall | None) -> Ref:
+        """Views of a value, with copies where they are none."""
         for view in views:
             after = self.apply(found, view)
-            if after is None:
-                found = self.copied(found, self.shape(view), call)
-            else:
-                found = after
+            found = self.copied(found, self.shape(view), call) if after is None else after
         return found
 
     def concrete(self, view: Tensor) -> tuple[Any, ...]:
@@ -343,12 +351,37 @@ class Lowering:
             value.shapes.add(shape)
             place(value)
             producer = ref.root if isinstance(ref.root, PlannedValue) else None
-            node = call.node if call is not None else next(c.node for c in self.calls if producer in c.values)
+            node = call.node if call is not None else next((c.node for c in self.calls if producer in c.values), self.graph.nodes.get(ref.root if isinstance(ref.root, str) else ""))
+            assert node is not None
             self.calls.append(PlannedCall(node, copy_as(ref.dtype), {"x": ref}, (value,)))
             self.copies[key] = value_ref(value)
         found = self.reshape(self.copies[key], shape)
         assert found is not None
         return found
+
+
+def _first_copy(shape: Shape, steps: Steps) -> int | None:
+    """The first step of an array of that shape that is no view: a reshape of elements that do not lie one after the other."""
+    apart = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    array: Any = np.lib.stride_tricks.as_strided(np.empty(1, np.uint8), shape, apart)  # never read: its strides are what is asked
+    for number, (kind, wanted, axes, axis, start, step) in enumerate(steps):
+        if kind == "reshape":
+            array = array.view()
+            try:
+                array.shape = wanted
+            except AttributeError:
+                return number
+        elif kind == "transpose":
+            array = array.transpose(*axes)
+        elif kind == "slice":
+            array = array[(*(slice(None) for _ in range(axis)), slice(start, start + wanted[axis] * step, step))]
+        elif kind == "drop":
+            array = array[(*(slice(None) for _ in range(axis)), 0)]
+        elif kind == "expand":
+            array = np.broadcast_to(array, wanted)
+        else:
+            return None
+    return None
 
 
 def value_ref(value: PlannedValue) -> Ref:

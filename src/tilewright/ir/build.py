@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, bool_, i64
@@ -13,6 +12,21 @@ from tilewright.base.source import NOWHERE, Span
 from tilewright.ir.nodes import Attr, Attrs, Block, Op, Value
 from tilewright.ir.ops import TypeRuleError, result_types
 from tilewright.ir.types import INDEX, Type, Vec, dtype_of
+
+
+class _SpanOf:
+    """What `Builder.at` gives to `with`: passes enter it for every op, so it is no generator."""
+
+    __slots__ = ("before", "builder", "span")
+
+    def __init__(self, builder: Builder, span: Span) -> None:
+        self.builder, self.span = builder, span
+
+    def __enter__(self) -> None:
+        self.before, self.builder.span = self.builder.span, self.span
+
+    def __exit__(self, *problem: object) -> None:
+        self.builder.span = self.before
 
 
 class Builder:
@@ -47,14 +61,9 @@ class Builder:
         self.ops.append(op)
         return op.results
 
-    @contextmanager
-    def at(self, span: Span) -> Iterator[None]:
+    def at(self, span: Span) -> _SpanOf:
         """Ops appended inside carry this span."""
-        before, self.span = self.span, span
-        try:
-            yield
-        finally:
-            self.span = before
+        return _SpanOf(self, span)
 
     # -- structure ----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from tilewright.base.dtypes import f8e4m3, f8e5m2, f32
 from tilewright.base.sizes import Size, is_computed, is_number
+from tilewright.ir.layouts import INSTRUCTIONS
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -34,8 +35,12 @@ copy engine leaves out itself."""
 
 def feature_of(op: Op) -> str:
     """The feature of a target that the op needs; empty where any will do."""
+    if op.opcode == "wave_mma":
+        return INSTRUCTIONS[str(op.attrs["instruction"])].feature
     if op.opcode == "mma" and dtype_of(op.results[0].type) is f32 and op.attrs["dtype"] in (f8e4m3, f8e5m2):
         return "fp8"
+    if op.opcode == "prefetch" and op.attrs.get("bytes"):
+        return "tma"
     return FEATURES.get(op.opcode, "")
 
 
@@ -66,18 +71,17 @@ def local_bytes(kernel: Kernel) -> int:
 
 
 def shared_places(kernel: Kernel) -> tuple[dict[Value, int], int]:
-    """Where each shared tensor starts if they lie one after the other, those of every `phase` from the start, and how long they are
-    together."""
+    """Where each shared tensor starts if they lie one after the other, those of every `phase` from the same place, behind those that all phases have in `common`,
+    and how long they are together."""
     places: dict[Value, int] = {}
     ends: dict[Attr, int] = {}
-    for op in walk(kernel.body):
-        if op.opcode != "alloc":
-            continue
+    allocs = [op for op in walk(kernel.body) if op.opcode == "alloc"]
+    for op in sorted(allocs, key=lambda op: not op.attrs.get("common")):
         memory = op.results[0].type
         assert isinstance(memory, Tensor)
         if memory.space == "shared":
-            phase = op.attrs.get("phase", 0)
-            start = -(-ends.get(phase, 0) // alignment(memory)) * alignment(memory)
+            phase = -1 if op.attrs.get("common") else op.attrs.get("phase", 0)
+            start = -(-ends.get(phase, ends.get(-1, 0)) // alignment(memory)) * alignment(memory)
             places[op.results[0]] = start
             ends[phase] = start + element_count(memory) * memory.dtype.itemsize
     return places, max(ends.values(), default=0)

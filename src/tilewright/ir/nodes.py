@@ -128,10 +128,16 @@ class Kernel:
 
 def walk(block: Block) -> Iterator[Op]:
     """Every op of a block, outer before inner, in order."""
-    for op in block.ops:
-        yield op
-        for region in op.regions:
-            yield from walk(region)
+    # A stack of its own: generators inside generators would pass every op through all of them.
+    left = [iter(block.ops)]
+    while left:
+        for op in left[-1]:
+            yield op
+            if op.regions:
+                left += [iter(region.ops) for region in reversed(op.regions)]
+                break
+        else:
+            left.pop()
 
 
 def blocks(block: Block) -> Iterator[Block]:

@@ -17,6 +17,7 @@ from tilewright.base.errors import CompilerBug
 from tilewright.ir.nodes import NO_ATTRS, Attrs
 from tilewright.ir.random_numbers import OPCODES as RANDOM
 from tilewright.ir.random_numbers import ArrayTerms, steps
+from tilewright.ir.reference.special_functions import erf_of_wide, erfc_of_wide, lgamma_of_wide, tgamma_of_wide
 
 Array = np.ndarray
 
@@ -30,13 +31,15 @@ def evaluate(opcode: str, operands: Sequence[Array], attrs: Attrs, dtype: DType)
         if opcode == "cast":
             return convert(arrays[0], dtype, _attr_dtype(attrs))
         if opcode == "bitcast":
-            return arrays[0].view(_attr_dtype(attrs).numpy)
+            return _reinterpreted(arrays[0], _attr_dtype(attrs))
         if opcode in _PAIRS:
             return _PAIRS[opcode](arrays, attrs)
         if opcode in RANDOM:
             return steps(ArrayTerms(evaluate), opcode, arrays, dtype)
         if opcode in _FUNCTIONS:
             return _function(_FUNCTIONS[opcode], arrays, dtype)
+        if opcode in _MIXED:
+            return _MIXED[opcode](arrays, dtype)
         if dtype.is_small_float:
             result = evaluate(opcode, [a.astype(np.float32) for a in arrays], attrs, f32)
             return result if result.dtype == np.bool_ else convert(result, f32, dtype)
@@ -50,6 +53,14 @@ def evaluate(opcode: str, operands: Sequence[Array], attrs: Attrs, dtype: DType)
         if rule is None:
             raise CompilerBug.at("TW040", f"no numeric rule for {opcode} on {dtype}")
         return np.asarray(rule(*arrays))
+
+
+def _reinterpreted(array: Array, dtype: DType) -> Array:
+    """The bits as another dtype; the lanes of a vec become as many as the bits make, or a scalar."""
+    if array.dtype.itemsize == dtype.itemsize:
+        return array.view(dtype.numpy)
+    found = np.ascontiguousarray(array).view(dtype.numpy)
+    return found[..., 0] if found.shape[-1] == 1 else found
 
 
 def _halves(words: Array, dtype: DType) -> tuple[Array, Array]:
@@ -271,6 +282,39 @@ def _ldexp(a: Array, b: Array) -> Array:
     return np.where(np.isnan(b), b, np.ldexp(a, np.clip(np.nan_to_num(b), -9999, 9999).astype(np.int32)))
 
 
+def _next_after(arrays: Sequence[Array], dtype: DType) -> Array:
+    """In the format itself: a narrow float's neighbour is not that of the f32."""
+    if not dtype.is_small_float:
+        return np.asarray(np.nextafter(*arrays))
+    x, y = (np.array(array, order="C") for array in np.broadcast_arrays(*arrays))
+    a, b = x.astype(np.float32), y.astype(np.float32)
+    bits = f"u{dtype.itemsize}"
+    sign = 1 << (dtype.bits - 1)
+    pattern = x.view(bits).astype(np.int64)
+    stepped = np.where((b > a) == (a > 0), pattern + 1, pattern - 1)
+    stepped = np.where(a == 0, np.where(np.signbit(b), sign, 0) | 1, stepped)
+    result = np.where(a == b, y.view(bits), stepped).astype(bits).view(dtype.numpy)
+    return np.where(np.isnan(a) | np.isnan(b), np.array(np.nan, dtype.numpy), result)
+
+
+def _scale_by_power(arrays: Sequence[Array], dtype: DType) -> Array:
+    a, n = arrays
+    wide = a.astype(np.float32) if dtype.is_small_float else a
+    result = np.asarray(np.ldexp(wide, np.clip(n, -9999, 9999)))
+    return convert(result, f32, dtype) if dtype.is_small_float else result
+
+
+def _frexp_exponent(arrays: Sequence[Array], dtype: DType) -> Array:
+    (a,) = arrays
+    wide = a.astype(np.float32) if dtype.is_small_float else a
+    return np.where(np.isfinite(wide), np.frexp(wide)[1], 0).astype(np.int32)
+
+
+_MIXED: dict[str, Callable[[Sequence[Array], DType], Array]] = {
+    "nextafter": _next_after, "scale_by_power": _scale_by_power, "frexp_exponent": _frexp_exponent,
+}  # fmt: skip
+"""Of operands and results of more than one dtype, or not by way of f32."""
+
 Rule = Callable[..., Array]
 _COMMON: dict[str, Rule] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs,
@@ -284,7 +328,7 @@ _INTEGERS: dict[str, Rule] = {
 _FLOATS: dict[str, Rule] = {
     "min": _float_minimum, "max": _float_maximum, "smaller": _smaller, "larger": _larger, "floordiv": _float_divide_floor, "mod": np.mod, "div": np.divide,
     "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc, "sqrt": np.sqrt, "isnan": np.isnan,
-    "ldexp": _ldexp,
+    "ldexp": _ldexp, "fmod": np.fmod, "copysign": np.copysign, "frexp_fraction": lambda a: np.frexp(a)[0],
 }  # fmt: skip
 
 
@@ -297,33 +341,16 @@ def _function(rule: Rule, arrays: Sequence[Array], dtype: DType) -> Array:
     return convert(result, f64, dtype) if dtype.is_small_float else np.asarray(result.astype(dtype.numpy))
 
 
-def _erf(x: Array) -> Array:
-    """2/sqrt(pi) x e^(-x^2) sum of (2 x^2)^n / (1 3 5 … (2n+1)): every term positive, so nothing cancels."""
-    one = x.dtype.type(1)
-    size = np.minimum(np.abs(x), x.dtype.type(7))  # erf(7) is 1 to 70 bits
-    square = size * size
-    term = np.ones_like(size)
-    total = np.ones_like(size)
-    for n in range(1, 250):
-        term = term * (2 * square / (2 * n + 1))
-        total = total + term
-        if not np.any(term > total * x.dtype.type(1e-22)):
-            break
-    # e^(-x^2) with the rounding error of x^2 put back.
-    high = size.astype(np.float32).astype(x.dtype)
-    error = (size - high) * (size + high) - (square - high * high)
-    scale = 2 / np.sqrt(4 * np.arctan(one))
-    small = scale * size * np.exp(-square) * (one - error) * total
-    result = np.where(np.isnan(x), x, np.minimum(small, one))
-    return np.asarray(np.copysign(np.where(np.abs(x) >= 7, one, result), x))
-
-
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
 def _rsqrt(x: Array) -> Array:
     return np.asarray(1 / np.sqrt(x))
+
+
+def _power_of_ten(x: Array) -> Array:
+    return np.asarray(np.power(x.dtype.type(10), x))
 
 
 def _flushed(rule: Rule) -> Rule:
@@ -334,5 +361,8 @@ def _flushed(rule: Rule) -> Rule:
 _FUNCTIONS: dict[str, Rule] = {
     "sin_approx": np.sin, "cos_approx": np.cos, "log2_approx": _flushed(np.log2), "sqrt_approx": _flushed(np.sqrt), "rsqrt_approx": _flushed(_rsqrt),
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "tanh": np.tanh, "tanh_approx": np.tanh, "rcp_approx": np.reciprocal, "sinh": np.sinh, "cosh": np.cosh, "erf": _erf, "rsqrt": _rsqrt, "sigmoid": _sigmoid, "pow": np.power,
+    "tanh": np.tanh, "tanh_approx": np.tanh, "rcp_approx": np.reciprocal, "sinh": np.sinh, "cosh": np.cosh, "erf": erf_of_wide, "rsqrt": _rsqrt, "sigmoid": _sigmoid, "pow": np.power,
+    "exp10": _power_of_ten, "expm1": np.expm1, "log10": np.log10, "log1p": np.log1p, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "atan2": np.arctan2, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "cbrt": np.cbrt, "hypot": np.hypot, "erfc": erfc_of_wide,
+    "lgamma": lgamma_of_wide, "tgamma": tgamma_of_wide,
 }  # fmt: skip

@@ -92,6 +92,17 @@ def _predicate(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (with_dtype(first, bool_),)
 
 
+def _exponent(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    return (with_dtype(_same(1, "f")(types, attrs)[0], i32),)
+
+
+def _scale(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    (first,) = _same(1, "f")(types[:1], attrs)
+    if len(types) != 2 or types[1] != with_dtype(first, i32):
+        raise _fail("takes a float and an i32 of the same shape")
+    return (first,)
+
+
 def _select(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if len(types) != 3:
         raise _fail(f"takes 3 operands, got {len(types)}")
@@ -107,6 +118,9 @@ def _cast(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 def _bitcast(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     first, target = _numbers(types, 1), _dtype(attrs)
+    if isinstance(first, Vec) and not first.dtype.is_bool and not target.is_bool and first.dtype.bits != target.bits and first.dtype.bits * first.width % target.bits == 0:
+        width = first.dtype.bits * first.width // target.bits
+        return (Vec(target, width) if width > 1 else Scalar(target),)
     if first.dtype.bits != target.bits or first.dtype.is_bool or target.is_bool:
         raise _fail(f"cannot reinterpret {first.dtype} as {target}")
     return (with_dtype(first, target),)
@@ -216,20 +230,21 @@ def _load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 def _load_image(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     image = types[0] if types else None
-    if not isinstance(image, Tensor) or image.rank != 4 or image.space != "global" or len(types) != 5:
-        raise _fail("takes a global tensor of four axes, a row, two offsets and a channel")
+    axes = 3 if "planes" in attrs else 2
+    if not isinstance(image, Tensor) or image.rank != axes + 2 or image.space != "global" or len(types) != axes + 3:
+        raise _fail("takes a global tensor of four axes, a row, two offsets and a channel; with planes five axes and three offsets")
     for t in types[1:]:
         if not isinstance(t, Scalar) or not t.dtype.is_int:
             raise _fail(f"takes integers, got {t}")
     shape, lower, steps = _shape_attr(attrs), attrs.get("lower"), attrs.get("steps")
     if len(shape) != 2:
         raise _fail("gives a tile of two axes")
-    if not all(isinstance(attrs.get(name), int | Size) for name in ("rows", "columns")):
-        raise _fail("needs sizes rows and columns")
-    if not isinstance(lower, tuple) or len(lower) != 2 or not all(isinstance(x, int | Size) for x in lower):
-        raise _fail("lower is two sizes, along h and w")
-    if not isinstance(steps, tuple) or len(steps) != 2 or not all(isinstance(x, int) and x > 0 for x in steps):
-        raise _fail("steps are two positive integers, along h and w")
+    if not all(isinstance(attrs.get(name), int | Size) for name in ("rows", "columns", *(["planes"] if axes == 3 else []))):
+        raise _fail("needs sizes rows and columns, and planes where there are some")
+    if not isinstance(lower, tuple) or len(lower) != axes or not all(isinstance(x, int | Size) for x in lower):
+        raise _fail("lower is a size for each axis of an image: h and w, or d, h and w")
+    if not isinstance(steps, tuple) or len(steps) != axes or not all(isinstance(x, int) and x > 0 for x in steps):
+        raise _fail("steps are a positive integer for each axis of an image: h and w, or d, h and w")
     return (Tile(image.dtype, shape),)
 
 
@@ -305,6 +320,9 @@ def _report(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 def _prefetch(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if not isinstance(memory_access(types, 0)[1], Scalar):
         raise _fail("takes a tensor and scalar indices")
+    size = attrs.get("bytes", 0)
+    if not isinstance(size, int) or size < 0 or size % 16:
+        raise _fail("fetches a multiple of 16 bytes")
     return ()
 
 
@@ -381,9 +399,13 @@ def _slice(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 
 def _scan_tile(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if len(types) != 1 or not isinstance(types[0], Tile) or not 0 <= _int_attr(attrs, "axis") < len(types[0].shape):
-        raise _fail("takes one tile with that axis")
-    return (types[0],)
+    axis = _int_attr(attrs, "axis")
+    if len(types) != 2 or not isinstance(types[0], Tile) or not 0 <= axis < len(types[0].shape):
+        raise _fail("takes a tile with that axis, and what is before it")
+    shape = tuple(1 if a == axis else s for a, s in enumerate(types[0].shape))
+    if not isinstance(types[1], Tile) or types[1].shape != shape or types[1].dtype is not types[0].dtype:
+        raise _fail(f"begins with a tile of {list(shape)}, got {types[1]}")
+    return types[0], Tile(types[0].dtype, shape, types[0].layout)
 
 
 def _convert_layout(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -444,7 +466,7 @@ def _any_operands(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 # -- the table ----------------------------------------------------------------------------------------------------
 
 # Structure.
-_define("const", "A number: attribute `value`, of `dtype`.", _const, group="structure")
+_define("const", "A number: attribute `value`, of `dtype`; with `kept`, nothing is folded with it.", _const, group="structure")
 _define("size", "The value of a symbolic size: attribute `value`.", _size, group="structure")
 _define("parallel", "`parallel %n0, %n1 (%i, %j) {…}`: run the body for every point of the domain, in any order. Yields nothing.",
         None, "loop", "control", "structure", regions=1)  # fmt: skip
@@ -485,13 +507,20 @@ for _name, _doc, _kinds in (
     ("sqrt", "Square root, correctly rounded. `ordinary`: the operand is neither tiny nor huge.", "f"),
 ):  # fmt: skip
     _define(_name, _doc, _same(1, _kinds))
+# What looks at the bits of floats; expanded by expand_math too.
+_define("fmod", "The remainder of a / b, exact, with the sign of a.", _same(2, "f"))
+_define("copysign", "The size of a with the sign of b.", _same(2, "f"))
+_define("nextafter", "The number next to a on the way to b.", _same(2, "f"))
+_define("frexp_fraction", "a as a fraction from 1/2 to 1 times a power of two: the fraction. 0, infinities and NaN are their own.", _same(1, "f"))
+_define("frexp_exponent", "The power of two of `frexp_fraction`, as i32; 0 for 0, infinities and NaN.", _exponent)
+_define("scale_by_power", "a * 2^n for an i32 n, with one rounding.", _scale)
 for _name, _doc in (("eq", "a == b"), ("ne", "a != b"), ("lt", "a < b"), ("le", "a <= b"), ("gt", "a > b"), ("ge", "a >= b")):
     _define(_name, _doc + "; comparisons with NaN are false but for `ne`.", _compare)
 _define("isnan", "Whether it is NaN.", _predicate)
 _define("select", "`select cond, a, b`: a where cond holds, else b.", _select)
 _define("cast", "Convert to `dtype`: floats round to nearest even; float to integer truncates and saturates, NaN gives 0; integers wrap; "
         "to bool is `!= 0`.", _cast)  # fmt: skip
-_define("bitcast", "Reinterpret the bits as `dtype` of the same width.", _bitcast)
+_define("bitcast", "Reinterpret the bits as `dtype` of the same width; those of a vec as lanes of another width, the first ones first.", _bitcast)
 
 # Words of two narrow floats, for products with packed weights on matrix instructions (`lower_row_dots`).
 _define("pair_bytes", "The two lower bytes of a u32, or with `upper` the two upper ones, as the lower bytes of two 16-bit halves; the upper byte of both is `high`.",
@@ -508,9 +537,16 @@ for _name, _doc, _bound in (
     ("sin", "Sine, radians.", "2"), ("cos", "Cosine, radians.", "2"), ("tan", "Tangent, radians.", "4"),
     ("tanh", "Hyperbolic tangent.", "3"), ("sinh", "Hyperbolic sine.", "4"), ("cosh", "Hyperbolic cosine.", "4"),
     ("erf", "Error function.", "4"), ("rsqrt", "1 / sqrt(a).", "2"), ("sigmoid", "1 / (1 + e^-a).", "4"),
+    ("exp10", "10^a", "2"), ("expm1", "e^a - 1, also near 0.", "2"), ("log10", "Logarithm to base 10.", "2"), ("log1p", "log(1 + a), also near 0.", "2"),
+    ("asin", "Inverse sine, radians.", "2"), ("acos", "Inverse cosine, radians.", "2"), ("atan", "Inverse tangent, radians.", "2"),
+    ("asinh", "Inverse hyperbolic sine.", "2"), ("acosh", "Inverse hyperbolic cosine.", "2"), ("atanh", "Inverse hyperbolic tangent.", "2"),
+    ("cbrt", "Cube root, also of negative numbers.", "1"), ("erfc", "1 - erf(a), also where that is tiny.", "5"),
+    ("tgamma", "Gamma function.", "5"), ("lgamma", "Logarithm of the size of the gamma function; the bound is for positive numbers.", "5"),
 ):  # fmt: skip
     _define(_name, _doc, _same(1, "f"), bound=_bound, group="function")
 _define("pow", "a^b with IEEE special cases.", _same(2, "f"), bound="4", group="function")
+_define("atan2", "The angle of the point (b, a), from -pi to pi.", _same(2, "f"), bound="2", group="function")
+_define("hypot", "sqrt(a^2 + b^2) without overflow on the way.", _same(2, "f"), bound="1", group="function")
 _define("exp2_approx", "2^a by the device's own instruction, f32 only, denormal results flushed; `flush`: denormal operands too.", _same(1, "f"), "thread",
         bound="3", group="function")  # fmt: skip
 _define("tanh_approx", "Hyperbolic tangent by the device's own instruction, f32 only, relative error 2^-10.9.", _same(1, "f"), "thread",
@@ -522,10 +558,11 @@ _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormal
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
         "size unless `unaligned`. Tile stage: `aligned` says that every so many elements along the last axis a vector of them, "
-        "or 16 bytes, begins in memory. Loop and tile stage: `watch` names axes whose index is checked as the kernel runs. `apart`: it is not joined with other loads of the same elements. `cache`, thread stage: how caches treat it: " + " ".join(LOAD_CACHES) + ".", _load, effect="read", group="memory")  # fmt: skip
+        "or 16 bytes, begins in memory. Loop and tile stage: `watch` names axes whose index is checked as the kernel runs. `apart`: it is not joined with other loads of the same elements. `anchored`, thread stage: its address is counted from that of the first element of its row, which is kept at hand. `cache`, thread stage: how caches treat it: " + " ".join(LOAD_CACHES) + ".", _load, effect="read", group="memory")  # fmt: skip
 _define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images "
         "[n, h, w, c] as a convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, "
-        "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",
+        "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none. With `planes` images "
+        "are [n, d, h, w, c]: a third offset, and third numbers, stand before those of h.",
         _load_image, "tile", "read", "memory")  # fmt: skip
 _define("store", "`store %t, %i, %j, %v`: like load, the other way round. `cache`: " + " ".join(STORE_CACHES) + ".", _store, effect="write", group="memory")
 _define("accumulate", "`accumulate %t, %i, %j, %v {kind}`: the element there becomes `kind` of itself and `%v`, which other points of the domain may do "
@@ -534,7 +571,8 @@ _define("accumulate", "`accumulate %t, %i, %j, %v {kind}`: the element there bec
         "`alone`: only one thread has to do with the elements; `shared`, on a GPU: the most elements that blocks first combine in shared memory.", _accumulate, "loop tile", "write", "memory")  # fmt: skip
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
-_define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
+_define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside. `bytes`: so many from there on, by the copy "
+        "engine; those must lie inside.", _prefetch,
         "tile thread", "sync", "memory")  # fmt: skip
 _define("report", "`report %failure, %index, %extent {site}`: an access lies outside its array. The first to say so leaves its site, index and extent "
         "in `%failure`. On a CPU the kernel's thread ends there; on a GPU it goes on, and the access is masked out. Tile stage: a fourth operand says "
@@ -552,7 +590,8 @@ _define("iota", "0, 1, 2… along `axis` of `shape`, whose other extents are 1."
 _define("broadcast", "A scalar, or a tile with extents of 1, repeated to `shape`; a scalar to a vec of `width`.", _broadcast,
         "tile thread", group="tile")  # fmt: skip
 _define("reduce_tile", "Combine along `axis`, which stays with extent 1. Kinds as for `reduce`. With `by_warp` each warp may combine only what it has of the tile: for bounds up to which it walks.", _reduce_tile, "tile", group="tile")
-_define("scan_tile", "Inclusive prefix combination along `axis`.", _scan_tile, "tile", group="tile")
+_define("scan_tile", "`scan_tile %x, %first {kind, axis}`: what is before each element along `axis`, combined from `%first` on, and what is after the last. Kinds add, mul, min, max.",
+        _scan_tile, "tile", group="tile")  # fmt: skip
 _define("item", "The element of a tile that has one.", _item, "tile", group="tile")
 _define("dot", "`dot %a, %b, %acc`: matrix product plus accumulator; `precision` ieee, tf32, 3xtf32.", _dot, "tile", group="tile")
 _define("transpose", "Axes in another `order`.", _transpose, "tile", group="tile")
@@ -561,7 +600,7 @@ _define("slice", "The part of `shape` from `start`.", _slice, "tile", group="til
 _define("convert_layout", "The same tile in another layout.", _convert_layout, "tile", group="tile")
 
 # Threads.
-_define("thread_id", "This thread's index in its block.", _index_result, "thread", group="thread")
+_define("thread_id", "This thread's index in its block. `fresh`, here and for `program_id`: what is computed of it is not moved far.", _index_result, "thread", group="thread")
 _define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "tile thread", "sync", "thread")
 _define("grid_size", "How many blocks the launch has along grid axis `axis`.", _index_result, "thread", group="thread")
 _define("grid_barrier", "Every thread of every block of the grid arrives before any leaves; memory is consistent across the device after. "

@@ -95,6 +95,8 @@ def _rearrange(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     lanes, count = attrs.get("lanes"), source.width * len(types)
     if not isinstance(lanes, tuple) or len(lanes) < 2 or not all(type(k) is int and 0 <= k < count for k in lanes):
         raise _fail(f"needs an attribute lanes of two or more numbers below {count}")
+    if attrs.get("table") and (source.dtype.itemsize, source.width, len(lanes)) != (1, 16, 16):
+        raise _fail("table takes and gives vecs of 16 bytes")
     return (Vec(source.dtype, len(lanes)),)
 
 
@@ -122,6 +124,23 @@ def _dot_lanes(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
         raise _fail("takes a vec of i32 and two of bytes")
     if any(t != Vec(i8, 4 * types[0].width) for t in types[1:]):
         raise _fail(f"multiplies vec<i8, {4 * types[0].width}>, got {types[1]} and {types[2]}")
+    return (types[0],)
+
+
+def _as_lanes(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    dtype = attrs.get("dtype")
+    source = _vec(types[0], "the value") if len(types) == 1 else None
+    if source is None or not isinstance(dtype, DType) or dtype.is_bool or source.dtype.is_bool or source.dtype.bits % 8 or dtype.bits % 8:
+        raise _fail("takes a vec of whole bytes and needs a dtype of such")
+    width, rest = divmod(source.width * source.dtype.itemsize, dtype.itemsize)
+    if rest or width < 2:
+        raise _fail(f"{source} is not two or more {dtype}")
+    return (Vec(dtype, width),)
+
+
+def _join_halves(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2 or types[0] != types[1] or _vec(types[0], "the value").dtype is not u8 or attrs.get("side") not in ("low", "high"):
+        raise _fail("takes two vecs of u8 and a side of low or high")
     return (types[0],)
 
 
@@ -184,12 +203,16 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "it is false.", _load_lanes, "read"),
     _row("store_lanes", "`store_lanes %t, %i, %j, %v, %mask`: like load_lanes, the other way round.", _store_lanes, "write"),
     _row("mask_bits", "A mask as the bits of a number, lane 0 the lowest.", _mask_bits),
-    _row("rearrange", "`rearrange %a, %b {lanes}`: a vec of those lanes of one vec, or of two one after the other.", _rearrange),
+    _row("rearrange", "`rearrange %a, %b {lanes}`: a vec of those lanes of one vec, or of two one after the other. `table`: bytes by one instruction of an Arm CPU.", _rearrange),
     _row("insert", "The vec with `lane` exchanged for the scalar.", _insert),
     _row("fold", "All lanes combined to one number: `kind` add, mul, min, max, and, or, xor. Halves are combined lane by lane until one lane is "
          "left. `together`: integers, in any order.", _fold),
-    _row("dot_lanes", "`dot_lanes %sums, %a, %b`: to each lane of the sums, i32, four products of bytes, i8, are added: of neighbours on Arm, of those "
-         "that LLVM chooses elsewhere. `sdot`: the CPU has that instruction.", _dot_lanes),
+    _row("dot_lanes", "`dot_lanes %sums, %a, %b`: to each lane of the sums, i32, four products of bytes, i8, are added, those of "
+         "neighbours. `unit`: the CPU's instruction, sdot, vnni or maddubs; for the latter two, `positive` says that no lane of %a is negative, and no lane of %b is "
+         "-128. Without one LLVM chooses which lanes are added up together.", _dot_lanes),
+    _row("as_lanes", "The bytes of a vec as lanes of `dtype`, which may be of another size; of each lane the lowest byte comes first.", _as_lanes),
+    _row("join_halves", "`join_halves %a, %b {side}`: bytes of two halves of four bits. `low`: the lower half of a, and above it the lower half of b; `high`: the "
+         "upper half of a, and below it the upper half of b. `arm`: by one instruction of such a CPU.", _join_halves),
     OpDef("packed_dots", "`packed_dots %w, %q, %scale, %sums, %i…, %m… {format, rows, columns}`: the sums of rows of packed weights times rows of activations "
           "that are rounded to eight bits, block by block: a result for each pair, those of the first row first. Weights lie as bytes [..., blocks, bytes of "
           "one], activations as i8 [..., blocks, elements of one]; the indices of each row of weights, then of activations follow. `%sums` are the sums of "

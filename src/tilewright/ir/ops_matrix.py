@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, u8, u32, u64
 from tilewright.base.sizes import Size
+from tilewright.ir.layouts import INSTRUCTIONS
 from tilewright.ir.nodes import Attr, Attrs
 from tilewright.ir.opdef import OpDef, Rule, TypeRuleError, integer
 from tilewright.ir.ops_simt import COPY_CACHES, check_cache
@@ -29,9 +30,9 @@ ROW_BYTES = 128
 
 MOST_PIXELS, MOST_STEP = 1024, 8
 """Pixels of one copy of an image; elements from one base position to the next."""
-CORNERS = (-128, 127)
+CORNERS = {4: (-128, 127), 5: (-16, 15)}
 """Between which the corners of an image's box of base positions lie, as offsets from the image's own."""
-MOST_OFFSET = 255
+MOST_OFFSET = {4: 255, 5: 31}
 """How far from its base position a pixel is read, along h and along w."""
 
 
@@ -99,13 +100,13 @@ def _pixels(box: tuple[Attr, ...], attrs: Attrs) -> int:
             raise _fail("lower, upper and steps are for maps with pixels")
         return 0
     pixels = integer(attrs, "pixels")
-    if not 1 <= pixels <= MOST_PIXELS or len(box) != 4 or box[:3] != (1, 1, 1):
-        raise _fail(f"pixels are 1 to {MOST_PIXELS}, of four axes, with a box of [1, 1, 1, channels]")
+    if not 1 <= pixels <= MOST_PIXELS or len(box) not in (4, 5) or any(x != 1 for x in box[:-1]):
+        raise _fail(f"pixels are 1 to {MOST_PIXELS}, of four or five axes, with a box of [1, 1, 1, channels] or [1, 1, 1, 1, channels]")
     for corner in (lower, upper):
-        if not isinstance(corner, tuple) or len(corner) != 2 or not all(isinstance(x, int | Size) for x in corner):
-            raise _fail("lower and upper are two sizes each, along h and w")
-    if not isinstance(steps, tuple) or len(steps) != 2 or not all(isinstance(x, int) and 1 <= x <= MOST_STEP for x in steps):
-        raise _fail(f"steps are two integers from 1 to {MOST_STEP}, along h and w")
+        if not isinstance(corner, tuple) or len(corner) != len(box) - 2 or not all(isinstance(x, int | Size) for x in corner):
+            raise _fail("lower and upper have a size for each axis of an image: h and w, or d, h and w")
+    if not isinstance(steps, tuple) or len(steps) != len(box) - 2 or not all(isinstance(x, int) and 1 <= x <= MOST_STEP for x in steps):
+        raise _fail(f"steps are integers from 1 to {MOST_STEP}, one for each axis of an image")
     return pixels
 
 
@@ -122,7 +123,7 @@ def _tma(types: Sequence[Type], attrs: Attrs, barriers: bool) -> tuple[Type, ...
             raise _fail("takes mbarriers and the number of one")
         _shared(rest[0], u64)
         rest = rest[2:]
-    _indices(rest, len(types[2].box) + (2 if types[2].pixels else 0) + (1 if attrs.get("multicast") else 0))
+    _indices(rest, len(types[2].box) + (len(types[2].box) - 2 if types[2].pixels else 0) + (1 if attrs.get("multicast") else 0))
     return ()
 
 
@@ -284,6 +285,16 @@ def _mma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (wanted,) * c
 
 
+def _wave_mma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    found = INSTRUCTIONS.get(str(attrs.get("instruction")))
+    if found is None:
+        raise _fail(f"instruction is one of {', '.join(INSTRUCTIONS)}")
+    piece, sums = Vec(found.dtype, found.width // found.pieces), Vec(found.total, found.sums)
+    if list(types) != [piece] * (2 * found.pieces) + [sums]:
+        raise _fail(f"takes {found.pieces} + {found.pieces} of {piece} and {sums}")
+    return (sums,)
+
+
 def _ldmatrix(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if len(types) != 2:
         raise _fail("takes a shared tensor and an offset")
@@ -348,6 +359,29 @@ def _flag(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
         raise _fail("takes a global tensor of u32 with one axis, and an index")
     _indices(types[1:], 1)
     return ()
+
+
+def _count_up(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    return _flag(types, attrs)
+
+
+def _await_count(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 3 or types[2] != Scalar(u32):
+        raise _fail("takes counters, the index of one, and the number to wait for, a u32")
+    return _flag(types[:2], attrs)
+
+
+def _tensor_at(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    table = types[0] if types else None
+    if not isinstance(table, Tensor) or table.space != "global" or table.dtype is not u64 or table.rank != 1:
+        raise _fail("takes a global tensor of u64 with one axis, and an index")
+    _indices(types[1:], 1)
+    dtype, shape, strides, align = attrs.get("dtype"), attrs.get("shape"), attrs.get("strides"), attrs.get("align", 0)
+    if not isinstance(dtype, DType) or not isinstance(shape, tuple) or not isinstance(strides, tuple) or len(shape) != len(strides) or not isinstance(align, int):
+        raise _fail("needs dtype, shape and strides of the tensor")
+    if not all(isinstance(n, int) for n in (*shape, *strides)):
+        raise _fail("shape and strides are numbers")
+    return (Tensor(dtype, tuple(Size.of(int(str(n))) for n in shape), tuple(Size.of(int(str(n))) for n in strides), "global", align),)
 
 
 def _panel_dot(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -415,6 +449,12 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "write", "barrier"),
     _row("await_flag", "`await_flag %flags, %i`: wait until it is not 0; what was written before it was raised is seen from here on. Only blocks of "
          "lower number may be waited for: those have started.", _flag, "sync", "barrier"),
+    _row("count_up", "`count_up %counters, %i`: add 1 to it, after all that this thread, and those it has met at a barrier, have written.", _count_up, "write", "barrier"),
+    _row("await_count", "`await_count %counters, %i, %n`: wait until it has come to `%n`, counted modulo 2^32; what was written before those steps is seen from here on. All "
+         "blocks must run at once: the launch is cooperative. `code`: a number by which a watchdog names the wait; `pause`: nanoseconds between "
+         "two looks; `polls` relaxed, fence: looks do not acquire, but one more behind the last, or a fence.", _await_count, "sync", "barrier"),
+    _row("tensor_at", "`tensor_at %table, %i {dtype, shape, strides, align}`: the tensor at the address that the table holds there. `constant`: nobody writes to it "
+         "while the kernel runs.", _tensor_at, "read", "memory"),
     _row("set_registers", "Give registers back or take more: `count` for each thread of the warp group; `increase` or not.",
          _counted("count", _nothing), "sync", "thread"),
     _row("elect", "True in one thread of the warp.", _elect, "sync", "thread"),
@@ -432,6 +472,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
          _counted("pending", _same_scalars), "sync"),
     _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32. f8 needs a GPU that has it. f64 with `k` (4, 8, 16): the "
          "instructions of 16 rows that Hopper has.", _mma, "sync"),
+    _row("wave_mma", "`wave_mma %a…, %b…, %c {instruction}`: a matrix instruction of AMD's waves: the product of a 16 x k and a k x 16 matrix added to c. "
+         "`ir/layouts.py` says which element lies where.", _wave_mma, "sync"),
     _row("ldmatrix", "`ldmatrix %t, %offset {count, trans}`: count 8x8 matrices of 16-bit elements from shared memory; lane l gives the place of "
          "row l % 8 of matrix l / 8, and gets elements 2 (l % 4) and the next of row l / 4 (with `trans`, of column l / 4).", _ldmatrix, "sync"),
     _row("stmatrix", "The reverse of `ldmatrix`.", _stmatrix, "sync"),

@@ -135,6 +135,7 @@ LOAD_CACHES = (
 )
 STORE_CACHES = ("wb", "cg", "cs", "wt", "l1_no_allocate", "l2_evict_first", "l2_evict_last")
 COPY_CACHES = ("ca", "cg", "l2_evict_first", "l2_evict_last")
+BULK_CACHES = ("l2_evict_first", "l2_evict_last")
 
 
 def check_cache(memory: Tensor, attrs: Attrs, allowed: Sequence[str]) -> None:
@@ -163,6 +164,8 @@ def _bulk(types: Sequence[Type], told: int) -> None:
 
 def _bulk_load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     _bulk(types, 2)
+    assert isinstance(types[2], Tensor)
+    check_cache(types[2], attrs, BULK_CACHES)
     barriers = types[-2]
     if not isinstance(barriers, Tensor) or barriers.space != "shared" or barriers.dtype is not u64 or not _is_index(types[-1]):
         raise _fail("takes mbarriers, a shared tensor of u64, and the number of one, last")
@@ -411,7 +414,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "is made where it stands. Order (relaxed): " + ", ".join(LOAD_ORDERS) + ". With `width` a vec of up to 128 bits.", _atomic_load, "sync", "memory"),
     _row("atomic_store", "`atomic_store %t, %i, %v {order, scope}`: the reverse. Order (relaxed): " + ", ".join(STORE_ORDERS) + ".", _atomic_store, "write", "memory"),
     _row("bulk_load", "`bulk_load %to, %offset, %from, %i…, %count, %barriers, %k`: start copying that many neighbours from global to shared memory by the "
-         "copy engine, without a map. Both places and the bytes are multiples of 16; the bytes count on the mbarrier.", _bulk_load, "write", "copy"),
+         "copy engine, without a map. Both places and the bytes are multiples of 16; the bytes count on the mbarrier. `cache`: " + " ".join(BULK_CACHES) + ".", _bulk_load, "write", "copy"),
     _row("bulk_store", "`bulk_store %from, %offset, %to, %i…, %count`: the other way; it joins the thread's open group, as `tma_store` does.", _bulk_store,
          "write", "copy"),
     _row("store_remote", "`store_remote %shared, %i, %rank, %v`: write an element of the same shared memory in the block with that rank in the cluster.",

@@ -37,10 +37,10 @@ def rewrite_block(block: Block, function: Rewrite, mapping: dict[Value, Value]) 
 
 def _substituted(op: Op, mapping: Mapping[Value, Value], region: Callable[[Block], Block]) -> Op:
     """The op with operands replaced and each region passed through `region`."""
-    operands = tuple(mapping.get(v, v) for v in op.operands)
-    if not op.regions and all(a is b for a, b in zip(operands, op.operands, strict=True)):
+    operands = tuple([mapping.get(v, v) for v in op.operands])
+    if not op.regions and operands == op.operands:
         return op
-    return replace(op, operands=operands, regions=tuple(region(r) for r in op.regions))
+    return Op(op.opcode, operands, op.results, op.attrs, tuple([region(r) for r in op.regions]), op.span)
 
 
 def clone_ops(builder: Builder, ops: Sequence[Op], mapping: dict[Value, Value]) -> None:
@@ -54,7 +54,7 @@ def _clone(op: Op, mapping: dict[Value, Value]) -> Op:
     regions = tuple(clone_block(r, mapping) for r in op.regions)
     results = tuple(Value(r.type, r.name) for r in op.results)
     mapping.update(zip(op.results, results, strict=True))
-    return replace(op, operands=operands, regions=regions, results=results)
+    return Op(op.opcode, operands, results, op.attrs, regions, op.span)
 
 
 def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
@@ -98,6 +98,6 @@ def _live_block(block: Block, live: set[Value]) -> Block:
             continue
         live.update(op.operands)
         if op.regions:
-            op = replace(op, regions=tuple(_live_block(r, live) for r in op.regions))
+            op = Op(op.opcode, op.operands, op.results, op.attrs, tuple([_live_block(r, live) for r in op.regions]), op.span)
         kept.append(op)
     return Block(block.args, tuple(reversed(kept)))

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.dtypes import DType, f32, i32
-from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.errors import DeviceError, TilewrightError, UserError
+from tilewright.base.hooks import asked
 from tilewright.execute.devices import Device, array_device
 from tilewright.graphs.captured import CapturedStep
 from tilewright.graphs.executor import new_zeros
@@ -30,6 +31,9 @@ from tilewright.runtime.memory.device_array import DeviceArray
 
 CHUNKS = (8, 32, 128, 512)
 """How many tokens of a prompt are computed at once."""
+ENGINES = ("graph", "mega", "auto")
+MEASURED_STEPS = 4
+"""Steps that are timed together where engines are compared."""
 BATCH = 16
 """Steps under way on a GPU before the host reads what they chose."""
 
@@ -73,6 +77,10 @@ class GenerationStats:
     tokens: int = 0
     seconds: float = 0.0
     first_token_seconds: float = 0.0
+    engine: str = "graph"
+    """What ran the steps: `graph` or `mega`."""
+    measured: dict[str, float] = field(default_factory=dict)
+    """Of `engine="auto"`: seconds of a step by engine; one that refuses the model has none."""
 
     @property
     def prompt_rate(self) -> float:
@@ -111,7 +119,9 @@ class TextGenerator:
 
     def __post_init__(self) -> None:
         self.room = -(-self.context // 64) * 64 + CHUNKS[-1]
-        self.steps: dict[tuple[bool, bool, bool], CapturedStep] = {}
+        self.steps: dict[tuple[tuple[bool, bool, bool], str], Any] = {}
+        """Captured graphs (`CapturedStep`) and megakernels (`mega.engine.MegaStep`), by what they choose and by engine."""
+        self.measured: dict[tuple[bool, bool, bool], dict[str, float]] = {}
         self.prompts: dict[int, CapturedStep] = {}
         self.scorers: dict[int, CapturedStep] = {}
         self._states: dict[str, Any] = {}
@@ -130,6 +140,11 @@ class TextGenerator:
                 raise self._too_little(error) from None
         return self._states[name]
 
+    @property
+    def states(self) -> dict[str, Any]:
+        """Arrays of the device, by name."""
+        return self._states
+
     def cache_bytes(self, room: int) -> int:
         shape = self.make(1).shape
         return 2 * shape.layers * room * shape.groups * shape.depth * self.cache_dtype.itemsize
@@ -145,6 +160,10 @@ class TextGenerator:
         return found
 
     def _captured(self, g: TensorGraph, inputs: dict[str, Any]) -> CapturedStep:
+        return g.capture(self.place.id, **self._with_states(g, inputs))
+
+    def _with_states(self, g: TensorGraph, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs, and the caches of all graphs."""
         if any("longest" in size.names for node in g.nodes.values() if node.kind == "cache" for size in node.results[0].sizes):
             g.capacity(longest=self.room)
         for node in g.nodes.values():
@@ -152,26 +171,27 @@ class TextGenerator:
                 tensor = node.results[0]
                 shape = tuple(self.room if size.constant is None else size.constant for size in tensor.sizes)
                 inputs[node.name] = self.state(node.name, shape, tensor.dtype)
-        return g.capture(self.place.id, **inputs)
+        return inputs
 
-    def _logits(self, net: Network, rows: Tensor) -> Tensor:
+    def logits_of(self, net: Network, rows: Tensor) -> Tensor:
         """Of hidden rows: by the output's weight, or by the embedding where there is none."""
         name = "output" if net.has("output.weight") else "token_embd"
         weight = net.weight(f"{name}.weight", None, net.shape.width)
         return net.op("MulMat", rows, weight, name="logits", **net.product_options(weight))
 
-    def step(self, settings: SamplingSettings) -> CapturedStep:
+    def step(self, settings: SamplingSettings, engine: str = "graph") -> Any:
         """One token: its logits, the choice of the next one, and its way back."""
-        found = self.steps.get(settings.kind)
+        found = self.steps.get((settings.kind, engine))
         if found is None:
             net = self.make(1)
             g = net.graph
             token, position = g.cache("token", (1,), i32), g.cache("position", (1,), i32)
-            logits = self._logits(net, self.describe(net, token, position))
+            logits = self.logits_of(net, self.describe(net, token, position))
             chosen = add_sampling(g, logits, position, *settings.kind)
             g.output("token", g.op("Advance", token, position, g.cache("history", ("longest",), i32), chosen, name="advance"))
             kept = [array.copy() for array in (self.state("token", (1,), i32), self.state("position", (1,), i32))]
-            found = self.steps[settings.kind] = self._captured(g, self._sampling_inputs(settings))
+            inputs = self._with_states(g, self._sampling_inputs(settings))
+            found = self.steps[settings.kind, engine] = g.capture(self.place.id, **inputs) if engine == "graph" else asked("step as one kernel")(g, self.place, inputs)
             for name, array in zip(("token", "position"), kept, strict=True):  # recording on a host runs the step
                 self._states[name][...] = array
         inputs = self._sampling_inputs(settings)
@@ -182,6 +202,55 @@ class TextGenerator:
             else:
                 target[...] = array
         return found
+
+    def choose_engine(self, settings: SamplingSettings, engine: str) -> str:
+        """The engine itself; for `auto` the one that is faster here, which is measured once: a few steps of each, from the beginning of the caches."""
+        if engine != "auto":
+            return engine
+        found = self.measured.get(settings.kind)
+        if found is None:
+            found = self.measured[settings.kind] = {}
+            self.known.clear()
+            for name in ("graph", "mega"):
+                try:
+                    found[name] = self._time_of(self.advance_of(self.step(settings, name)))
+                except TilewrightError:
+                    if name == "graph":
+                        raise
+        return min(found, key=lambda name: found[name])
+
+    def _time_of(self, advance: Callable[[int], Any]) -> float:
+        """Seconds of a step: the best of three launches, after one."""
+        count, best = MEASURED_STEPS, float("inf")
+        for _ in range(4):
+            self._write("token", 0)
+            self._write("position", 0)
+            self._finish()
+            start = perf_counter()
+            advance(count)
+            self._finish()
+            best = min(best, (perf_counter() - start) / count)
+        return best
+
+    def _finish(self) -> None:
+        """Wait for what is under way."""
+        position = self._states["position"]
+        if isinstance(position, DeviceArray):
+            position.numpy()
+
+    @staticmethod
+    def advance_of(step: Any) -> Callable[[int], Any]:
+        """So many steps, one after the other."""
+        if not isinstance(step, CapturedStep):
+            advance: Callable[[int], Any] = step
+            return advance
+        replay = step.graph.replay if step.graph is not None else step
+
+        def run(steps: int) -> None:
+            for _ in range(steps):
+                replay()
+
+        return run
 
     @staticmethod
     def _sampling_inputs(settings: SamplingSettings) -> dict[str, Any]:
@@ -201,7 +270,7 @@ class TextGenerator:
             ids, position = g.input("ids", (size,), i32), g.input("position", (1,), i32)
             rows = self.describe(net, ids, position)
             if scores:
-                g.output("logits", self._logits(net, rows))
+                g.output("logits", self.logits_of(net, rows))
             else:
                 # All that is wanted is in the caches: the last of them needs all that comes before it.
                 for name in ("keys", "values"):
@@ -241,11 +310,13 @@ class TextGenerator:
         self.known.clear()
         return out
 
-    def tokens(self, ids: Sequence[int], count: int, settings: SamplingSettings) -> Iterator[int]:
+    def tokens(self, ids: Sequence[int], count: int, settings: SamplingSettings, engine: str = "graph") -> Iterator[int]:
         """Ids that follow a prompt, one after the other."""
         stats = self.stats = GenerationStats(prompt_tokens=len(ids))
+        stats.engine = self.choose_engine(settings, engine)
+        stats.measured = dict(self.measured.get(settings.kind, {})) if engine == "auto" else {}
         start = perf_counter()
-        step = self.step(settings)
+        step = self.step(settings, stats.engine)
         self.prepare(len(ids) - 1)
         same = next((n for n, (a, b) in enumerate(zip(self.known, ids, strict=False)) if a != b), min(len(self.known), len(ids)))
         stats.reused_tokens = min(same, len(ids) - 1)
@@ -254,10 +325,10 @@ class TextGenerator:
         self._write("token", ids[-1])
         self._write("position", len(ids) - 1)
         self.known.append(int(ids[-1]))
-        replay = step.graph.replay if step.graph is not None else step
+        advance = self.advance_of(step)
         begun = 0.0
         produce = self._behind if isinstance(self._states["history"], DeviceArray) else self._at_once
-        for token in produce(replay, len(ids) - 1, count):
+        for token in produce(advance, len(ids) - 1, count):
             now = perf_counter()
             if not stats.tokens:
                 stats.prompt_seconds = stats.first_token_seconds = now - start
@@ -274,13 +345,13 @@ class TextGenerator:
         else:
             target[...] = array
 
-    def _at_once(self, replay: Callable[[], Any], at: int, count: int) -> Iterator[int]:
+    def _at_once(self, advance: Callable[[int], Any], at: int, count: int) -> Iterator[int]:
         history = self._states["history"]
         for number in range(count):
-            replay()
+            advance(1)
             yield int(history[at + number])
 
-    def _behind(self, replay: Callable[[], Any], at: int, count: int) -> Iterator[int]:
+    def _behind(self, advance: Callable[[int], Any], at: int, count: int) -> Iterator[int]:
         """Steps in batches, of which one is always under way while another is read; the first ones are short."""
         gpu = array_device(self.place)
         assert gpu is not None
@@ -289,8 +360,7 @@ class TextGenerator:
         while made < count or under_way:
             while made < count and len(under_way) < 2:
                 many = min(size, count - made)
-                for _ in range(many):
-                    replay()
+                advance(many)
                 target = np.empty(many, np.int32)
                 part = history[at + made : at + made + many]
                 under_way.append((gpu.copy_out_async(target, part, streams.current(gpu.ordinal) or 0), target))

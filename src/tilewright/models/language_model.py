@@ -16,10 +16,11 @@ from tilewright.base.errors import UserError
 from tilewright.execute.devices import Device
 from tilewright.graphs.tensor import Tensor
 from tilewright.models import tokenizers
+from tilewright.models.batch import MOST, STOPS, BatchGenerator
 from tilewright.models.config import read_shape
 from tilewright.models.fields import ModelFields
 from tilewright.models.formats.model_file import ModelFile
-from tilewright.models.generation import GenerationStats, SamplingSettings, TextGenerator
+from tilewright.models.generation import ENGINES, GenerationStats, SamplingSettings, TextGenerator
 from tilewright.models.network import Network
 from tilewright.models.weights import ModelWeights, checked_cache
 
@@ -44,6 +45,8 @@ class LanguageModel:
         """`q8`: what packed weights are multiplied with is rounded to eight bits, block by block."""
         self.words = self._words()
         self.generator = TextGenerator(self._network, describe, place, self.context, self.cache_dtype)
+        self._batches: dict[int, BatchGenerator] = {}
+        """By how many texts are made at once."""
         describe_once(self._network(1), describe)  # missing weights and wrong shapes are errors of the load
         self.load_seconds = time.perf_counter() - start
 
@@ -77,19 +80,27 @@ class LanguageModel:
 
     # -- what users call ----------------------------------------------------------------------------------------
 
-    def generate(self, prompt: str | Sequence[int], tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False) -> Iterator[str]:
+    def generate(self, prompt: str | Sequence[int], tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False, engine: str = "graph") -> Iterator[str]:
         """Pieces of the text that follows a prompt, as they are made; it ends with the model's own end, or after so many tokens.
 
         The prompt is text, or ids of tokens. `special=True`: texts of control tokens in the prompt stand for these. Without a temperature the best token is chosen
         each time; with one it is drawn: from the `top_k` best, and of those from the likeliest that have `top_p` of the probability.
+        `engine` runs the steps: `graph` as a captured graph, `mega` as one persistent kernel (on a CPU as tasks on threads), `auto` as whichever is faster here.
         """
-        ids = self.generate_ids(prompt, tokens, temperature, top_k, top_p, seed, special)
+        ids = self.generate_ids(prompt, tokens, temperature, top_k, top_p, seed, special, engine)
         return (piece for piece in self.tokenizer.pieces(ids) if piece)
 
-    def generate_ids(self, prompt: str | Sequence[int], tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False) -> Iterator[int]:
+    def generate_ids(self, prompt: str | Sequence[int], tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False, engine: str = "graph") -> Iterator[int]:
         """The same, as ids of tokens; the end token is not among them."""
         settings = SamplingSettings(temperature, min(top_k, self.words) if isinstance(top_k, int) else top_k, top_p, seed)
         settings.check()
+        if engine not in ENGINES:
+            raise UserError.at("TW016", f"engine={engine!r}", help=f"give {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
+        ids = self._prompt(prompt, tokens, special)
+        return self._until_end(self.generator.tokens(ids, min(tokens, self.context - len(ids) + 1), settings, engine), not isinstance(prompt, str))
+
+    def _prompt(self, prompt: str | Sequence[int], tokens: int, special: bool) -> list[int]:
+        """The ids of a prompt that is to be followed by so many tokens."""
         ids = self.tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else list(self.checked(prompt))
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
             raise UserError.at("TW009", f"tokens is {tokens!r}", help="give how many tokens to make, at most")
@@ -97,10 +108,49 @@ class LanguageModel:
             raise UserError.at("TW009", "the prompt is empty", help="give a text, or ids of tokens")
         if len(ids) > self.context:
             raise UserError.at("TW013", f"the prompt has {len(ids)} tokens, and the context {self.context}", help=f"load the model with context={len(ids) + tokens}" if len(ids) <= self.shape.context else f"the model knows {self.shape.context} positions: give a shorter prompt")
-        return self._until_end(self.generator.tokens(ids, min(tokens, self.context - len(ids) + 1), settings), not isinstance(prompt, str))
+        return ids
+
+    def generate_batch(
+        self, prompts: Sequence[str | Sequence[int]], tokens: int | Sequence[int] = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False,
+        engine: str = "graph",
+    ) -> list[str]:  # fmt: skip
+        """The texts that follow up to eight prompts, made side by side: a step reads the weights once for all of them. Text n is what `generate` gives for prompt n with the seed `seed + n`.
+
+        `tokens` is how many tokens each text has at most, or a number for each. The other settings are those of `generate`; `engine` is `graph` or `mega`.
+        """
+        found = self.generate_batch_ids(prompts, tokens, temperature, top_k, top_p, seed, special, engine)
+        return ["".join(piece for piece in self.tokenizer.pieces(iter(ids)) if piece) for ids in found]
+
+    def generate_batch_ids(
+        self, prompts: Sequence[str | Sequence[int]], tokens: int | Sequence[int] = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False,
+        engine: str = "graph",
+    ) -> list[list[int]]:  # fmt: skip
+        """The same, as ids of tokens; end tokens are not among them."""
+        if isinstance(prompts, str) or not 1 <= len(prompts) <= MOST:
+            raise UserError.at("TW009", f"{'a text' if isinstance(prompts, str) else f'{len(prompts)} prompts'} for a batch", help=f"give a list of 1 to {MOST} prompts")
+        if engine not in ENGINES[:-1]:
+            raise UserError.at("TW016", f"engine={engine!r} for a batch", help=f"give {' or '.join(ENGINES[:-1])}")
+        wanted = [tokens] * len(prompts) if isinstance(tokens, int) else list(tokens)
+        if len(wanted) != len(prompts):
+            raise UserError.at("TW009", f"tokens has {len(wanted)} numbers, for {len(prompts)} prompts", help="give one number, or one for each prompt")
+        settings = SamplingSettings(temperature, min(top_k, self.words) if isinstance(top_k, int) else top_k, top_p, seed)
+        settings.check()
+        ids = [self._prompt(prompt, count, special) for prompt, count in zip(prompts, wanted, strict=True)]
+        counts = [min(count, self.context - len(own) + 1) for count, own in zip(wanted, ids, strict=True)]
+        stops = self._ends(not any(isinstance(prompt, str) for prompt in prompts))
+        if len(stops) > STOPS:
+            raise UserError.at("TW020", f"the model has {len(stops)} tokens that end a text, and a batch knows {STOPS}", help="generate one text at a time")
+        batch = self._batches.setdefault(len(prompts), BatchGenerator(self.generator, len(prompts)))
+        found = batch.run(ids, counts, settings, stops, engine)
+        self.generator.stats = batch.stats
+        return [own[:-1] if own and own[-1] in stops else own for own in found]
+
+    def _ends(self, is_raw: bool) -> frozenset[int]:
+        """Tokens that end a text."""
+        return frozenset() if is_raw and not self.has_tokenizer else frozenset(self.tokenizer.eot)
 
     def _until_end(self, ids: Iterator[int], is_raw: bool) -> Iterator[int]:
-        ends = frozenset() if is_raw and not self.has_tokenizer else self.tokenizer.eot
+        ends = self._ends(is_raw)
         for token in ids:
             if token in ends:
                 return

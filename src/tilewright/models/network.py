@@ -32,6 +32,8 @@ class Network:
         self.fields, self.shape, self.tokens, self.cache_dtype, self.activations = fields, shape, tokens, cache_dtype, activations
         self.by_rows = by_rows
         """Whether products of one token walk packed weights row by row, as CPUs want it."""
+        self.sequences = 0
+        """Where it is not 0, each token is one of its own sequence, with its own position; caches have an axis of sequences."""
         self._arrays = arrays
         self._weights: dict[str, Tensor] = {}
 
@@ -116,6 +118,8 @@ class Network:
 
     def split_heads(self, x: Tensor, heads: int) -> Tensor:
         """Rows as heads of features."""
+        if self.sequences:
+            return x.reshape((self.sequences, 1, heads, self.shape.depth))
         return x.reshape((*x.sizes[:-1], heads, self.shape.depth))
 
     def gated(self, x: Tensor, layer: str, activation: Mapping[str, Any]) -> Tensor:
@@ -133,8 +137,10 @@ class Network:
         s = self.shape
         caches = []
         for name, rows in (("keys", k), ("values", v)):
-            cache = self.graph.cache(f"{name}.{layer}", ("longest", s.groups, s.depth), self.cache_dtype)
+            cache = self.graph.cache(f"{name}.{layer}", (*((self.sequences,) if self.sequences else ()), "longest", s.groups, s.depth), self.cache_dtype)
             caches.append(self.op("KVAppend", cache, self.cast(rows, self.cache_dtype), position))
         asked = self.cast(q, self.cache_dtype)  # both factors of a matrix unit
         mixed = self.op("Attention", asked, *caches, position, scale=s.scale, window=window or EVERYWHERE, dtype=q.dtype)
+        if self.sequences:
+            return mixed.reshape((self.sequences, s.heads * s.depth))
         return mixed.reshape((*mixed.sizes[:-2], s.heads * s.depth))

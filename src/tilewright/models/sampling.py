@@ -11,7 +11,7 @@ of 256 parts the bound lies, and the next one looks into that part. Logits that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilewright.base.dtypes import f32, f64, i32, i64
@@ -33,6 +33,30 @@ def advance(token: tw.InOut, position: tw.InOut, history: tw.InOut, chosen: tw.A
         history[position[i]] = tw.cast(chosen[i], i32)
         token[i] = tw.cast(chosen[i], i32)
         position[i] = position[i] + 1
+
+
+@kernel
+def advance_rows(token: tw.InOut, position: tw.InOut, history: tw.InOut, left: tw.InOut, chosen: tw.Array, stops: tw.Array) -> None:
+    """The same for several sequences, as long as tokens are left to them. A token that stops a sequence is its last: whatever steps come behind it leave it as it is."""
+    (count,) = chosen.shape
+    (ends,) = stops.shape
+    for i in tw.grid(count):
+        if left[i] > 0:
+            word = tw.cast(chosen[i], i32)
+            history[i, position[i]] = word
+            token[i] = word
+            position[i] = position[i] + 1
+            stopped = i32(0)
+            for j in range(ends):
+                stopped = max(stopped, i32(1) if stops[j] == word else i32(0))
+            left[i] = left[i] - 1 if stopped == 0 else i32(0)
+
+
+@kernel
+def place_row(picked: tw.InOut, chosen: tw.Array, row: int) -> None:
+    """The choice of one sequence among those of all."""
+    for i in tw.grid(1):
+        picked[row + i] = tw.cast(chosen[i], i32)
 
 
 @kernel
@@ -170,29 +194,44 @@ _op("Perturb", ("logits", "settings", "seed", "position"), perturbed, _like_firs
 _op("PerturbBest", ("logits", "settings", "seed", "position", "distance", "bound"), perturbed_best, _like_first(f32))
 add_op(OpRecord("SampleDigitSums", ("distance", "weights", "prefix", "shift"), lambda call: TensorType((PARTS,), i64), digit_sums, doc="weights by digit"))
 add_op(OpRecord("Advance", ("token", "position", "history", "chosen"), lambda call: TensorType(call["token"].sizes, i32), advance, writes=("token", "position", "history"), aliases=True, doc="a chosen token is fed back"))
+add_op(
+    OpRecord(
+        "AdvanceRows", ("token", "position", "history", "left", "chosen", "stops"), lambda call: TensorType(call["token"].sizes, i32), advance_rows,
+        writes=("token", "position", "history", "left"), aliases=True, doc="chosen tokens of several sequences are fed back, unless they have stopped",
+    )
+)  # fmt: skip
+add_op(OpRecord("SamplePlace", ("picked", "chosen", "row"), lambda call: TensorType(call["picked"].sizes, i32), place_row, writes=("picked",), aliases=True, doc="the choice of one sequence among those of all"))
 
 
-def add_sampling(g: TensorGraph, logits: Tensor, position: Tensor, draws: bool, top_k: bool, top_p: bool) -> Tensor:
-    """Nodes that choose a token: the best one, or a draw; among the `top_k` best words, and those that have `top_p` of the probability."""
+def add_sampling(g: TensorGraph, logits: Tensor, position: Tensor, draws: bool, top_k: bool, top_p: bool, label: str = "sample", given: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Nodes that choose a token: the best one, or a draw; among the `top_k` best words, and those that have `top_p` of the probability. `given` are the inputs that say how, where
+    several draws share them."""
     flat = logits.reshape(-1)
     if not draws:
-        found: Tensor = g.op("Argmax", logits, name="sample.argmax")
+        found: Tensor = g.op("Argmax", logits, name=f"{label}.argmax")
         return found.reshape(-1)
-    settings, seed = g.input("settings", (2,), f32), g.input("seed", (1,), i64)
+    inputs = given or sampling_inputs(g, top_k)
+    settings, seed = inputs["settings"], inputs["seed"]
     if not top_k and not top_p:
-        drawn = g.op("SamplePerturb", flat, settings, seed, position, name="sample.draw")
+        drawn = g.op("SamplePerturb", flat, settings, seed, position, name=f"{label}.draw")
     else:
-        distance = g.op("SampleDistance", flat, name="sample.distance")
+        distance = g.op("SampleDistance", flat, name=f"{label}.distance")
         bound = None
         if top_k:
-            bound = _bound(g, distance, g.op("SampleUnits", distance, name="sample.units"), g.input("top_k", (1,), i64), "k")
+            bound = _bound(g, distance, g.op("SampleUnits", distance, name=f"{label}.units"), inputs["top_k"], f"{label}.k")
         if top_p:
-            everything: Any = bound if bound is not None else g.weight("sample.all", _whole(1 << 24))
-            weights = g.op("SampleWeights", distance, everything, settings, name="sample.weights")
-            bound = _bound(g, distance, weights, g.op("SampleShare", weights, settings, name="sample.share"), "p")
-        drawn = g.op("SamplePerturbBest", flat, settings, seed, position, distance, bound, name="sample.draw")
-    chosen: Tensor = g.op("Argmax", drawn.reshape((1, *drawn.sizes)), name="sample.argmax")
+            everything: Any = bound if bound is not None else g.weight(f"{label}.all", _whole(1 << 24))
+            weights = g.op("SampleWeights", distance, everything, settings, name=f"{label}.weights")
+            bound = _bound(g, distance, weights, g.op("SampleShare", weights, settings, name=f"{label}.share"), f"{label}.p")
+        drawn = g.op("SamplePerturbBest", flat, settings, seed, position, distance, bound, name=f"{label}.draw")
+    chosen: Tensor = g.op("Argmax", drawn.reshape((1, *drawn.sizes)), name=f"{label}.argmax")
     return chosen.reshape(-1)
+
+
+def sampling_inputs(g: TensorGraph, top_k: bool, seeds: int = 1) -> dict[str, Tensor]:
+    """What says how tokens are drawn: 1 / temperature and `top_p`, seeds, and `top_k`."""
+    found: dict[str, Tensor] = {"settings": g.input("settings", (2,), f32), "seed": g.input("seed", (seeds,), i64)}
+    return found | ({"top_k": g.input("top_k", (1,), i64)} if top_k else {})
 
 
 def _whole(value: int) -> Any:
@@ -203,9 +242,9 @@ def _whole(value: int) -> Any:
 
 def _bound(g: TensorGraph, distance: Tensor, weights: Tensor, missing: Tensor, label: str) -> Tensor:
     """The least distance up to which words have the missing weights together."""
-    prefix: Any = g.weight(f"sample.{label}.prefix", _whole(0))
+    prefix: Any = g.weight(f"{label}.prefix", _whole(0))
     for shift in (16, 8, 0):
-        name = f"sample.{label}{shift}"
+        name = f"{label}{shift}"
         sums = g.op("SampleRunning", g.op("SampleDigitSums", distance, weights, prefix, shift, name=f"{name}.sums"), name=f"{name}.running")
         before = missing
         missing = g.op("SampleMissing", sums, before, name=f"{name}.missing")

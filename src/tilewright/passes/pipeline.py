@@ -34,9 +34,11 @@ from tilewright.passes.late.expand_random import expand_random
 from tilewright.passes.late.fetch_rows import fetch_rows
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
+from tilewright.passes.late.interleave import interleave
 from tilewright.passes.late.merge_loads import merge_loads
 from tilewright.passes.late.merge_stores import merge_stores
 from tilewright.passes.late.minmax_before_widening import minmax_before_widening
+from tilewright.passes.launches.block_prologues import block_prologues
 from tilewright.passes.launches.launch_early import launch_early
 from tilewright.passes.launches.launch_together import launch_together
 from tilewright.passes.launches.prefetch_early import prefetch_early
@@ -53,7 +55,10 @@ from tilewright.passes.loop.shifted_variance import shifted_variance
 from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
+from tilewright.passes.loop.version_records import version_records
+from tilewright.passes.ordered.choose_values import choose_values
 from tilewright.passes.ordered.ordered_kernels import ordered_kernels
+from tilewright.passes.ordered.short_remainders import short_remainders
 from tilewright.passes.ordered.time_tiles import time_tiles
 from tilewright.passes.packed.dot_products import dot_products
 from tilewright.passes.packed.expand_dots import expand_dots
@@ -62,6 +67,13 @@ from tilewright.passes.packed.stage_units import stage_units
 from tilewright.passes.packed.units import packed_units
 from tilewright.passes.packed.unpack_blocks import unpack_blocks
 from tilewright.passes.packed.unpack_weights import unpack_weights
+from tilewright.passes.portable.count_turns import count_turns
+from tilewright.passes.portable.expand_atomics import expand_atomics
+from tilewright.passes.portable.narrow_indices import narrow_indices
+from tilewright.passes.portable.short_numbers import short_numbers
+from tilewright.passes.portable.split_registers import split_registers
+from tilewright.passes.portable.stage_attention import stage_attention
+from tilewright.passes.portable.warps_to_shared import warps_to_shared
 from tilewright.passes.program.drop_empty import drop_empty
 from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
@@ -71,6 +83,7 @@ from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
+from tilewright.passes.program.row_maps import row_maps
 from tilewright.passes.program.row_prologues import row_prologues
 from tilewright.passes.program.split_attention import split_attention
 from tilewright.passes.program.split_reductions import split_reductions
@@ -81,6 +94,9 @@ from tilewright.passes.program.tile_counters import add_counters
 from tilewright.passes.program.to_channels_last import to_channels_last
 from tilewright.passes.program.watch_indices import watch_indices
 from tilewright.passes.program.widen_operands import widen_operands
+from tilewright.passes.rows.cut_rows import cut_rows
+from tilewright.passes.rows.flatten_rows import flatten_rows
+from tilewright.passes.rows.separate_windows import separate_windows
 from tilewright.passes.runner import (
     ANY,
     Pass,
@@ -98,13 +114,14 @@ from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.simt_to_simd.lower_threads import simt_to_simd
 from tilewright.passes.simt_to_simd.split_vectors import split_vectors
+from tilewright.passes.terms.split_terms import split_terms
 from tilewright.passes.to_thread.assign_layouts import assign_layouts
 from tilewright.passes.to_thread.attention.lower_mma_attention import lower_mma_attention
 from tilewright.passes.to_thread.attention.lower_wgmma_attention import lower_wgmma_attention
-from tilewright.passes.to_thread.lower_row_dots import lower_row_dots
 from tilewright.passes.to_thread.lower_tiles import lower_tiles
 from tilewright.passes.to_thread.lower_windows import lower_windows
 from tilewright.passes.to_thread.mma.lower_mma import lower_mma
+from tilewright.passes.to_thread.row_matrix import lower_row_dots
 from tilewright.passes.to_thread.wgmma.lower_wgmma import lower_wgmma
 from tilewright.passes.to_thread.window_sums import window_sums
 from tilewright.passes.to_tile.check_indices import check_indices
@@ -119,6 +136,12 @@ from tilewright.passes.to_tile.lower_loops import lower_loops
 from tilewright.passes.to_tile.lower_packed_rows import lower_packed_rows
 from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
 from tilewright.passes.to_tile.share_scatters import share_scatters
+from tilewright.passes.triangles.lower_symmetric_cpu import lower_symmetric_cpu
+from tilewright.passes.triangles.square_results import square_results
+from tilewright.passes.windows.join_guards import join_guards
+from tilewright.passes.windows.split_images import split_images
+from tilewright.passes.windows.split_phases import split_phases
+from tilewright.passes.windows.square_triangles import square_triangles
 from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.metadata import KernelMetadata
 from tilewright.tree.typed import TypedKernel
@@ -182,6 +205,22 @@ SPECIALISE = Pass(
     "specialise", "program", "program", with_sizes,
     "Small sizes become constants: those of a convolution's window, or of one row of attention.", takes=("sizes",),
 )  # fmt: skip
+JOIN_GUARDS = Pass(
+    "join_guards", "loop", "loop", join_guards,
+    "Sums of sums under conditions become one sum under one condition, whose tests are bounds of the indices of loads.",
+)  # fmt: skip
+SQUARE_TRIANGLES = Pass(
+    "square_triangles", "program", "program", square_triangles,
+    "Products of which a triangle counts become contractions that skip tiles outside of it; results that are no number are added up again, term by term.",
+)  # fmt: skip
+SQUARE_RESULTS = Pass(
+    "square_results", "program", "program", square_results,
+    "Products of which some results are wanted, a triangle or what a condition stores, are computed whole to scratch; the rest of the kernel takes what counts.",
+)  # fmt: skip
+SPLIT_PHASES = Pass(
+    "split_phases", "program", "program", split_phases,
+    "Sums whose terms count only where `p % s == 0` become one kernel for each rest of the results' index, with the terms that count and `p // s` affine.",
+)  # fmt: skip
 EMPTY_ROWS = Pass(
     "empty_rows", "loop", "loop", empty_rows,
     "Rows of a softmax-weighted sum that a mask leaves without terms are zero.",
@@ -213,6 +252,10 @@ MARK_LOW_PRECISION = Pass(
 DROP_EMPTY = Pass(
     "drop_empty", "program", "program", drop_empty, "Kernels that write nothing, since no condition of theirs can hold, are dropped.",
 )  # fmt: skip
+STAGE_ATTENTION = Pass(
+    "stage_attention", "program", "program", stage_attention,
+    "GPUs without asynchronous copies: attention becomes three kernels, scores, weights and weighted values, with scratch arrays between them.", takes=("target", "sizes"),
+)  # fmt: skip
 FISSION_PRODUCTS = Pass(
     "fission_products", "program", "program", fission_products,
     "A nest with several products of different rows (`x @ w + h @ u`) becomes one kernel for each; they hand on their sums.",
@@ -232,6 +275,11 @@ ROW_PROLOGUES = Pass(
     "Norms of rows that only products with few rows read are computed in these, by every block again.",
     takes=PLANNED, gives="plans",
 )  # fmt: skip
+ROW_MAPS = Pass(
+    "row_maps", "program", "program", row_maps,
+    "GPU: norms of few rows that only maps read (rotary positions) are computed by these, a row at a time.",
+    takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
 CLIP_WINDOWS = Pass(
     "clip_windows", "loop", "loop", clip_windows,
     "CPU: sums over a window end where what they read ends, if that is the same for a whole vector.", takes=TARGET,
@@ -246,6 +294,11 @@ TO_CHANNELS_LAST = Pass(
     "Images with channels first are copied to channels last, which the copy engine reads as pixels; results are copied back.",
     takes=PLANNED, gives="plans",
 )  # fmt: skip
+SPLIT_IMAGES = Pass(
+    "split_images", "program", "program", split_images,
+    "Convolutions of f32 whose schedule says so read copies of their factors as parts of tf32, images with channels last, and sum up products of parts.",
+    takes=PLANNED, gives="plans",
+)  # fmt: skip
 REPACK = Pass(
     "repack", "program", "program", repack,
     "Operands that the copy engine cannot read are packed into ones that it can.", takes=PLANNED, gives="plans",
@@ -258,6 +311,19 @@ SPLIT_ATTENTION = Pass(
     "split_attention", "program", "program", split_attention,
     "Attention of few queries over many keys becomes two kernels where its schedule says so: parts of the keys, and the sum of the parts.",
     takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
+FLATTEN_ROWS = Pass(
+    "flatten_rows", "loop", "loop", flatten_rows,
+    "GPU: rows of several axes, one after another in memory, become rows of one; what depends on one of the axes is found by division.",
+)  # fmt: skip
+CUT_ROWS = Pass(
+    "cut_rows", "program", "program", cut_rows,
+    "GPU: sums over several axes, and long rows that are walked several times, become kernels for stretches of them, one that combines these, and one with a point for each element.",
+    takes=("plans", "target", "hints", "metadata"), gives="plans",
+)  # fmt: skip
+SEPARATE_WINDOWS = Pass(
+    "separate_windows", "program", "program", separate_windows,
+    "GPU: windows of several axes with many terms are reduced along one axis after the other.", takes=("plans", "target"), gives="plans",
 )  # fmt: skip
 SPLIT_REDUCTIONS = Pass(
     "split_reductions", "program", "program", split_reductions,
@@ -279,6 +345,11 @@ LAUNCH_TOGETHER = Pass(
     "GPU: short kernels that need nothing of each other are one launch, each with blocks of its own.",
     takes=("target", "sizes"),
 )  # fmt: skip
+BLOCK_PROLOGUES = Pass(
+    "block_prologues", "program", "program", block_prologues,
+    "GPU: few rows that a short product reads are computed by each of its blocks, in shared memory.",
+    takes=("target", "sizes"),
+)  # fmt: skip
 LAUNCH_EARLY = Pass(
     "launch_early", "program", "program", launch_early,
     "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
@@ -293,6 +364,10 @@ SPLIT_SCANS = Pass(
     "split_scans", "program", "program", split_scans,
     "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
     takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
+VERSION_RECORDS = Pass(
+    "version_records", "program", "program", version_records,
+    "CPU: kernels that walk the last axis of arrays by constants (`x[i, 0]`, `x[i, 1]`) get a version for arrays that end there.", takes=("plans", "target"), gives="plans",
 )  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,
@@ -334,6 +409,10 @@ LOWER_CONTRACTION_CPU = Pass(
 LOWER_PRODUCTS_CPU = Pass(
     "lower_products_cpu", "loop", "tile", lower_products_cpu,
     "Several products of the same rows: rows are packed once, and a block keeps the columns of each second factor.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_SYMMETRIC_CPU = Pass(
+    "lower_symmetric_cpu", "loop", "tile", lower_symmetric_cpu,
+    "Products that are symmetric: tiles on and below the diagonal are computed, and finished on both sides of it.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_CONTRACTION_AMX = Pass(
     "lower_contraction_amx", "loop", "tile", lower_contraction_amx,
@@ -387,6 +466,10 @@ UNPACK_WEIGHTS = Pass(
     "unpack_weights", "program", "program", unpack_weights,
     "Packed weights of products with many rows are unpacked to scratch first, on a GPU in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
 )  # fmt: skip
+SPLIT_TERMS = Pass(
+    "split_terms", "program", "program", split_terms,
+    "Hopper: factors of f32 are written to scratch as three terms of bf16, and products become six of these.", takes=PLANNED, gives="plans",
+)  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
     "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.", takes=("schedule",),
@@ -398,6 +481,18 @@ MERGE_LOADS = Pass(
 MERGE_STORES = Pass(
     "merge_stores", "thread", "thread", merge_stores,
     "Stores of neighbouring elements become one.",
+)  # fmt: skip
+CHOOSE_VALUES = Pass(
+    "choose_values", "thread", "thread", choose_values,
+    "CPU: short branches in loops that only choose a value become `select`; loads whose place surely exists are done anyway.",
+)  # fmt: skip
+SHORT_REMAINDERS = Pass(
+    "short_remainders", "thread", "thread", short_remainders,
+    "CPU: remainders of numbers that are surely less than twice the divisor become a comparison and a subtraction.",
+)  # fmt: skip
+INTERLEAVE = Pass(
+    "interleave", "thread", "thread", interleave,
+    "CPU: vectors that take every second element, or third or fourth, and lie in between each other are read and written as whole ones.", takes=TARGET,
 )  # fmt: skip
 FETCH_ROWS = Pass(
     "fetch_rows", "thread", "thread", fetch_rows,
@@ -473,6 +568,10 @@ SPLIT_VECTORS = Pass(
     "split_vectors", "thread", "thread", split_vectors,
     "GPU: the SIMD values of `@tw.cpu` functions become single numbers.",
 )  # fmt: skip
+SPLIT_REGISTERS = Pass(
+    "split_registers", "thread", "thread", split_registers,
+    "Vectors stay where memory is read and written, four numbers each; in registers they become single numbers.",
+)  # fmt: skip
 EXACT_FUNCTIONS = Pass(
     "exact_functions", "thread", "thread", exact_functions,
     "CPU: functions that GPUs approximate become the exact ones.",
@@ -488,6 +587,26 @@ FLAT_ACCESSES = Pass(
 INDICES_TO_I32 = Pass(
     "indices_to_i32", "thread", "thread", indices_to_i32,
     "Indices that are proven to fit are computed in 32 bits.",
+)  # fmt: skip
+EXPAND_ATOMICS = Pass(
+    "expand_atomics", "thread", "thread", expand_atomics,
+    "Atomic updates that the target has not become loops of compare-and-swap.", takes=TARGET,
+)  # fmt: skip
+SHORT_NUMBERS = Pass(
+    "short_numbers", "program", "program", short_numbers,
+    "Numbers of a call that kernels round to f32 are passed as f32.",
+)  # fmt: skip
+WARPS_TO_SHARED = Pass(
+    "warps_to_shared", "thread", "thread", warps_to_shared,
+    "What the lanes of a warp do together goes through shared memory.", takes=TARGET,
+)  # fmt: skip
+NARROW_INDICES = Pass(
+    "narrow_indices", "thread", "thread", narrow_indices,
+    "Integers of 64 bits become integers of 32 where a launch can check that they fit.",
+)  # fmt: skip
+COUNT_TURNS = Pass(
+    "count_turns", "thread", "thread", count_turns,
+    "The iterations of a thread's loops are counted, for a driver that leaves loops after so many.", takes=TARGET,
 )  # fmt: skip
 
 # -- lowerings that a schedule and a target choose --------------------------------------------------------------------
@@ -505,6 +624,7 @@ TO_TILE: tuple[LoweringRule, ...] = (
     LoweringRule("contractions with a CPU's matrix unit", LOWER_CONTRACTION_AMX),
     LoweringRule("attention on a CPU", LOWER_ATTENTION_CPU),
     LoweringRule("products side by side on a CPU", LOWER_PRODUCTS_CPU),
+    LoweringRule("symmetric products on a CPU", LOWER_SYMMETRIC_CPU),
     LoweringRule("contractions on a CPU", LOWER_CONTRACTION_CPU),
     LoweringRule("attention on a GPU", LOWER_ATTENTION),
     LoweringRule("contractions on a GPU", LOWER_CONTRACTION),
@@ -548,11 +668,18 @@ UNPLANNED_CPU = When("kernels without a plan, on a CPU", lambda kernel, context:
 UNPLANNED = When("kernels without a plan", lambda kernel, context: context.schedule is None)
 ON_CPU = When("on a CPU", lambda kernel, context: not context.simt)
 SHORT_INDICES = When("where a target counts in 32 bits", lambda kernel, context: context.target is not None and context.target.index_bits < 64)
+NO_FLOAT_ATOMICS = When("where a target has no atomics of floats", lambda kernel, context: context.target is not None and not context.target.atomic_floats)
+NO_WARPS = When("where a target has no warps", lambda kernel, context: context.simt and context.target is not None and not context.target.has_warps)
+MEMORY_VECTORS = When("where a target has vectors in memory alone", lambda kernel, context: context.target is not None and context.target.has("vec4"))
+NO_VECTORS = When("where a target has no vectors", lambda kernel, context: context.target is not None and not context.target.vectors and not context.target.has("vec4"))
+NO_WIDE_INTS = When("where a target has no 64-bit integers", lambda kernel, context: context.target is not None and not context.target.wide_ints)
+LIMITED_TURNS = When("where a driver limits the iterations of loops", lambda kernel, context: context.target is not None and bool(context.target.max_turns))
 WITH_LANES = When(
     "on a GPU, kernels with SIMD values",
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
+WITH_FLAT_ROWS = When("rows of several axes that registers hold, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.flat)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
 UNPACKING = When("kernels that unpack weights, on a GPU", lambda kernel, context: context.simt and "unpacks" in kernel.attrs)
 BRINGS_PACKED = When("products that unpack as they go", lambda kernel, context: isinstance(context.schedule, GpuProduct) and context.schedule.b_copy == "packed")
@@ -561,13 +688,15 @@ WITH_WORDS = When(
     lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)) or bool(kernel.attrs.get("computed")),
 )
 WITH_SEVERAL = When(
-    "products with few rows side by side, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1
+    "products with few rows side by side, `family=gemv`, and sums across rows on a GPU",
+    lambda kernel, context: (isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1)
+    or (context.simt and isinstance(context.schedule, Schedule) and context.schedule.across_rows),
 )
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
 WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)
 WITH_OWN_SUMS = When(
-    "windows that overlap, and products with few rows, on a GPU",
-    lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
+    "windows that overlap, and products with few rows, on a GPU; sums across rows on a CPU",
+    lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and (context.schedule.window or context.schedule.row_group > 0)),
 )
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
@@ -602,6 +731,10 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(UNTILE, "All that follows recognises nests by whole indices."),
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
+        Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),
+        Step(SQUARE_RESULTS, "Before square_triangles, which sees the sums of all results."),
+        Step(SQUARE_TRIANGLES, "Beside join_guards: the condition it writes is one."),
+        Step(SPLIT_PHASES, "After join_guards: a condition has all tests of a sum."),
         Step(EMPTY_ROWS, "Needs the maximum and sums that recover_reductions finds."),
         Step(SPLIT_AXES, "Before collapse, which would join axes that have to be apart."),
         Step(COLLAPSE, "After untile and split_axes: indices are now those of the arrays."),
@@ -609,7 +742,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(STABILISE, "Before products and sums become `fma`."),
         Step(FUSE_MULTIPLY_ADD, "Once for all targets, so that all round in the same places."),
         Step(MARK_LOW_PRECISION, "Marks the functions that the passes before it leave."),
-        Step(FISSION_PRODUCTS, "Last: it recognises finished products."),
+        Step(FISSION_PRODUCTS, "After all that writes sums: it recognises finished products."),
+        Step(STAGE_ATTENTION, "Last: it recognises finished attention; its products are planned as such."),
     ),
     "plan": (
         Step(PLAN, "The passes that follow add and join kernels by plan."),
@@ -617,17 +751,24 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
         Step(UNPACK_WEIGHTS, "Before all that prepares operands, which are plain arrays after it."),
+        Step(SPLIT_TERMS, "As unpack_weights: the factors are plain arrays after it."),
         Step(ROW_PROLOGUES, "After fuse_horizontally: rows that two products read are computed once in the kernel that has both."),
+        Step(ROW_MAPS, "After row_prologues: rows that products compute themselves are no kernels any more."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
+        Step(SPLIT_IMAGES, "Beside to_channels_last: what it makes has channels last, and nothing is left to pack."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
         Step(SPLIT_ATTENTION, "Before widen_operands: the first of its kernels is attention itself, of parts of the keys."),
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
+        Step(FLATTEN_ROWS, "Before rows are lowered, which have one axis.", WITH_FLAT_ROWS),
+        Step(SEPARATE_WINDOWS, "Before reductions are cut: windows are short."),
+        Step(CUT_ROWS, "Before split_reductions, which cuts the sums over one axis that it leaves."),
         Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
         Step(SPLIT_SCATTERS, "Beside split_reductions: the kernels it makes have few results and long loops, but are cut already."),
         Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
+        Step(VERSION_RECORDS, "After all that splits kernels: a version is not split again."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
         Step(ADD_COUNTERS, "As stream_k."),
         Step(STAGE_UNITS, "Adds a kernel; before packed_units, which takes its index apart."),
@@ -651,6 +792,9 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
         Step(EXPAND_DOTS, "Before simplify's last turn, which shares what rows have in common.", ON_CPU),
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
+        Step(CHOOSE_VALUES, "After simplify, which makes equal places the same value.", ON_CPU),
+        Step(SHORT_REMAINDERS, "Before simplify's last turn.", ON_CPU),
+        Step(INTERLEAVE, "After simplify, which makes equal places the same value.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
         Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
         Step(FUSE_MULTIPLY_ADD, "What unpacks is written by the lowering.", BRINGS_PACKED),
@@ -666,6 +810,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "launches": (
         Step(READ_AHEAD, "First: each product is still a kernel of its own."),
         Step(LAUNCH_TOGETHER, "Kernels are final: only how they are launched is left to arrange."),
+        Step(BLOCK_PROLOGUES, "After launch_together: products that are launched together compute their rows once."),
         Step(LAUNCH_EARLY, "Whether a kernel is short is known once its grid is, and nothing may come before its wait."),
         Step(PREFETCH_EARLY, "After launch_early, which adds waits; addresses are final."),
     ),
@@ -694,6 +839,14 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_CASTS, "After expand_math."),
         Step(SIMPLIFY, "This is what the emulator runs; code generators see short code."),
     ),
+    "critical": (
+        Step(SIMPLIFY, "All that follows sees short code. Products and sums are not fused: floats are those of Python."),
+        Step(EXACT_FUNCTIONS, "Before functions become arithmetic."),
+        Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first. Nothing may be left for a library."),
+        Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
+        Step(EXPAND_CASTS, "After expand_math."),
+        Step(SIMPLIFY, "Code generators see short code."),
+    ),
     "explicit addresses": (
         Step(FLAT_ACCESSES, "After the emulator's stage, which keeps the author's indices."),
         Step(SIMPLIFY, "Shares the addresses."),
@@ -706,6 +859,17 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
         Step(EXPAND_CASTS, "After expand_math."),
         Step(SIMPLIFY, "This is what the emulator runs; code generators see short code."),
+    ),
+    "portable": (
+        Step(SHORT_NUMBERS, "The host rounds as the kernel would."),
+        Step(SPLIT_REGISTERS, "What follows sees numbers.", MEMORY_VECTORS),
+        Step(SPLIT_VECTORS, "What follows sees numbers.", NO_VECTORS),
+        Step(WARPS_TO_SHARED, "After vectors, whose elements are exchanged one by one.", NO_WARPS),
+        Step(EXPAND_ATOMICS, "After vectors, whose elements are updated one by one.", NO_FLOAT_ATOMICS),
+        Step(SIMPLIFY, "Each index is there once before it is narrowed.", NO_WIDE_INTS),
+        Step(NARROW_INDICES, "Last: all integers are there.", NO_WIDE_INTS),
+        Step(SIMPLIFY, "Drops conversions that cancel.", NO_WIDE_INTS),
+        Step(COUNT_TURNS, "Last: these are the loops that run.", LIMITED_TURNS),
     ),
     "functions": (
         Step(LOWER_TREE, "A function is checked and lowered as the body of a loop over arrays."),
@@ -731,8 +895,10 @@ TITLES: Mapping[str, str] = MappingProxyType({
     "memory": "Programs of several kernels: memory",
     "explicit checks": "Explicit kernels with `check=True`",
     "explicit": "Explicit kernels: GPU, CPU and emulator",
+    "critical": "Critical functions",
     "explicit addresses": "Explicit kernels: code for a GPU",
     "primitives": "Primitives",
+    "portable": "Portable GPUs: what a target lacks",
     "functions": "Functions that are given to primitives",
 })  # fmt: skip
 """What the table of passes calls each order."""
@@ -795,9 +961,9 @@ def specialise(program: Program, sizes: Mapping[str, int], trace: Trace) -> Prog
     return run_order(ORDERS["sizes"], program, PassContext(sizes=sizes), trace)[0] if sizes else program
 
 
-def prepare(program: Program, trace: Trace) -> Program:
-    """The loop stage's passes that need no schedule."""
-    return run_order(ORDERS["loop"], program, PassContext(), trace)[0]
+def prepare(program: Program, trace: Trace, target: Target | None = None, sizes: Mapping[str, int] | None = None) -> Program:
+    """The loop stage's passes that need no schedule; without a target, as far as all targets have them."""
+    return run_order(ORDERS["loop"], program, PassContext(target, sizes=sizes or {}), trace)[0]
 
 
 def plan_calls(
@@ -811,7 +977,7 @@ def plan_calls(
 def lower(program: Program, target: Target, hints: Mapping[str, int] | None = None, trace: Trace | None = None) -> Stages:
     """All the way from the loop stage to the thread stage."""
     trace, sizes = trace or Trace(), hints or {}
-    loop = prepare(fuse_kernels(program, trace)[0], trace)
+    loop = prepare(fuse_kernels(program, trace)[0], trace, target, sizes)
     return lower_planned(loop, plan_calls(loop, target, sizes, trace), target, sizes, trace)
 
 
@@ -860,6 +1026,12 @@ def lower_explicit(program: Program, target: Target, trace: Trace) -> Program:
     return run_order(ORDERS["explicit"], program, PassContext(target), trace)[0]
 
 
+def lower_critical(program: Program, target: Target, trace: Trace) -> Program:
+    """A critical function as its code generator takes it."""
+    verify_program(program)
+    return run_order(ORDERS["critical"], program, PassContext(target), trace)[0]
+
+
 def address_explicit(program: Program, target: Target, trace: Trace) -> Program:
     """An explicit kernel for a GPU after the last step before code: how addresses and indices are computed."""
     return run_order(ORDERS["explicit addresses"], program, PassContext(target), trace)[0] if target.simt else program
@@ -869,6 +1041,13 @@ def lower_primitive(program: Program, target: Target, trace: Trace) -> Program:
     """The program of a primitive as code generators and the emulator take it."""
     verify_program(program)
     return run_order(ORDERS["primitives"], program, PassContext(target), trace)[0]
+
+
+def legalise(program: Program, target: Target, trace: Trace) -> Program:
+    """A thread-stage program with nothing that a portable GPU lacks."""
+    _, *rest = ORDERS["portable"]
+    order = ORDERS["portable"] if "f64" in target.missing_dtypes else rest
+    return run_order(order, program, PassContext(target), trace)[0]
 
 
 def lower_function(typed: TypedKernel, trace: Trace) -> Kernel:

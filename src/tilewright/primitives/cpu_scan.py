@@ -84,7 +84,7 @@ def _whole_program(plan: ScanPlan) -> Program:
         rows, several, size = c.size(ROWS), c.size(blocks), c.size(N)
 
         def row(r: Num) -> None:
-            walk = _RowWalk(c, plan, lines, r, size)
+            walk = ScanWalk(c, plan, lines, r, size)
             walk.run(c.index(0), size, plan.start(c, lines.initial) if plan.init else None, None)
 
         c.loop(c.block() * rows // several, (c.block() + 1) * rows // several, 1, [], row)
@@ -109,7 +109,7 @@ def _split_program(plan: ScanPlan) -> Program:
     def total_body(c: Code, *given: Mem | Num) -> None:
         lines, sums = unpack(plan, given)
         r, k, low, high = bounds(c)
-        state = _RowWalk(c, plan, lines, r, c.size(N)).total(low, high)
+        state = ScanWalk(c, plan, lines, r, c.size(N)).total(low, high)
         for memory, value in zip(sums, state, strict=True):
             memory.store((r, k), value)
 
@@ -117,7 +117,7 @@ def _split_program(plan: ScanPlan) -> Program:
         lines, first = unpack(plan, given)
         r, k, low, high = bounds(c)
         there = None if plan.init else k > 0
-        _RowWalk(c, plan, lines, r, c.size(N)).run(low, high, [m[r, k] for m in first], there)
+        ScanWalk(c, plan, lines, r, c.size(N)).run(low, high, [m[r, k] for m in first], there)
 
     # The kernel of totals writes no result, but takes what the others take.
     kernels = [
@@ -163,13 +163,13 @@ def walk_chunks(
     c.loop(0, c.size(chunks), 1, plan.start(c, initial) if plan.init else nothing(c, function), step)
 
 
-class _RowWalk:
+class ScanWalk:
     """A walk along (a part of) one row."""
 
-    def __init__(self, c: Code, plan: ScanPlan, lines: ScanMemory, row: Num, size: Num) -> None:
+    def __init__(self, c: Code, plan: ScanPlan, lines: ScanMemory, row: Num, size: Num, vectors: bool = True) -> None:
         self.c, self.plan, self.lines, self.row, self.size = c, plan, lines, row, size
         self.join = plan.function
-        self.vectors = plan.function.is_named and plan.segments is None and not plan.results[0].is_bool and not plan.dtypes[0].is_bool
+        self.vectors = vectors and plan.function.is_named and plan.segments is None and not plan.results[0].is_bool and not plan.dtypes[0].is_bool
 
     def element(self, t: Num) -> State:
         plan, c = self.plan, self.c

@@ -33,8 +33,10 @@ from tilewright.primitives.parts import (
 N = Size.of("n")
 
 
-def filter_shape(dtype: DType, target: Target) -> BlockShape:
-    return BlockShape(256, 8, 4 if dtype.itemsize <= 4 and target.warp_size < 64 else 2, target.warp_size)
+def filter_shape(dtype: DType, target: Target, kept: DType | None = None) -> BlockShape:
+    """Of elements of that dtype, of which `kept` is staged in shared memory."""
+    fits = 256 * 8 * 4 * (kept or dtype).itemsize < target.max_shared
+    return BlockShape(256, 8, 4 if dtype.itemsize <= 4 and target.warp_size < 64 and fits else 2, target.warp_size)
 
 
 def filter_program(
@@ -44,11 +46,11 @@ def filter_program(
     """The program `x, mask? -> y, count`. With `heads` there is no predicate: the places, as i64, are kept of elements that differ
     from the one before. With `trues` the data are bools, and the places of true ones are kept."""
     positions = heads or trues
-    shape = shape or filter_shape(dtype, target)
+    kept = i64 if positions else dtype
+    shape = shape or filter_shape(dtype, target, kept)
     assert shape.width * shape.warp_size < 256, "counts of a step are bytes"
     tiles = ceildiv(N, shape.tile)
     states = states_array(tiles)
-    kept = i64 if positions else dtype
     x, y, count = data_type(dtype, N, aligned), tensor(kept, N, align=16), tensor(i64, 1, align=8)
 
     def body(c: Code, x: Mem, *others: Mem) -> None:

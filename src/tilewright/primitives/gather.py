@@ -35,18 +35,18 @@ def gather_program(dtype: DType, target: Target) -> Program:
 
 def _by_rows(name: str, target: Target, rows: Size | int, columns: Size, params: list[tuple[str, Tensor]], one: Callable[..., None]) -> Program:
     """A program of one kernel that does `one(code, row, column, *memory)` at every place. The last of its arrays is what it makes."""
-    chunk = _THREADS if target.is_gpu else _CHUNK
+    chunk = _THREADS if target.simt else _CHUNK
     chunks = ceildiv(columns, chunk)
 
     def body(c: Code, *memory: Mem) -> None:
         row, first = c.block() // c.size(chunks), c.block() % c.size(chunks) * chunk
-        if target.is_gpu:
+        if target.simt:
             mine = first + c.thread()
             c.when(mine < c.size(columns), lambda: one(c, row, mine, *memory))
         else:
             c.loop(first, (first + chunk).min(c.size(columns)), 1, [], lambda t: one(c, row, t, *memory))
 
-    kernel = write_kernel(name, _THREADS if target.is_gpu else 1, [Size.of(rows) * chunks], params, body)
+    kernel = write_kernel(name, _THREADS if target.simt else 1, [Size.of(rows) * chunks], params, body)
     *inputs, output = params
     made = ProgramArray(*output, "output")
     return Program(name, tuple(ProgramArray(*p, "input") for p in inputs), (made,), (), (call(kernel),))
@@ -102,7 +102,7 @@ def take_program(dtype: DType, target: Target, width: int, wide: bool, single: b
         c.loop(low // count, (high - 1) // count + 1, 1, [], row)
 
     params = [("x", x), ("places", places), ("y", y)]
-    if target.is_gpu:
+    if target.simt:
         kernel = write_kernel("take", _THREADS, [ceildiv(whole, _THREADS * width)], params, vectors)
     else:
         kernel = write_kernel("take", 1, [ceildiv(whole, _CHUNK)], params, elements if single else chunk)

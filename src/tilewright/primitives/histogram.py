@@ -7,6 +7,8 @@ count in shared memory, in tables of their own as far as those fit, and add them
     up to some thousand  a table for every block
     more                 a table of 16-bit counts, two in a word; what overflows goes to memory at once
     still more           no table
+
+Where a target adds to no 64 bits at once, blocks add up words of 32 bits, and one more kernel widens them: data have fewer than 2^32 elements there.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from collections.abc import Callable
 
 from tilewright.base.dtypes import DType, f32, f64, i32, i64, u32
 from tilewright.base.record import record
-from tilewright.base.sizes import Size, ceildiv, minimum
+from tilewright.base.sizes import Size, ceildiv, minimum, product
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Attr
+from tilewright.ir.nodes import Attr, Kernel
 from tilewright.ir.program import Program, ProgramArray, ScalarInput
-from tilewright.ir.types import Scalar, tensor
+from tilewright.ir.types import Scalar, Tensor, tensor
 from tilewright.primitives.code import Code, Mem, Num, Param, write_kernel
 from tilewright.primitives.parts import call, clear, data_type
 
@@ -41,6 +43,8 @@ class Table:
 def histogram_table(dtype: DType, bins: int, target: Target) -> Table:
     room = target.max_shared
     half, most = min(512, target.max_threads), min(1024, target.max_threads)
+    if not target.has_warps:
+        return Table("block" if bins * 4 <= room // 2 else "none", min(256, target.max_threads), 4, 1)
     if dtype.itemsize == 1 and bins <= 256 and bins * target.warp_size * 4 <= room:
         return Table("lane", half, 2)
     if bins * (most // target.warp_size) * 4 <= min(96 << 10, room):
@@ -68,7 +72,8 @@ def histogram_program(
     number = i64 if unit else number_dtype(dtype)
     most = target.multiprocessors * table.blocks
     grid = minimum(ceildiv(N, table.threads * width * table.unroll), most)
-    x, counts = data_type(dtype, N, aligned), tensor(i64, bins, align=16)
+    narrow = 64 not in target.atomic_bits
+    x, counts = data_type(dtype, N, aligned), tensor(u32 if narrow else i64, bins, align=16)
     attrs: dict[str, Attr] = {"cache": hint} if hint and width > 1 else {}
 
     def body(c: Code, x: Mem, counts: Mem, low: Num, high: Num, scale: Num) -> None:
@@ -103,7 +108,7 @@ def histogram_program(
                 count(values)
             return i + stride * table.unroll
 
-        (rest,) = c.loop(first, reach, stride * table.unroll, [first], several)
+        (rest,) = c.loop(first, reach, stride * table.unroll, [first], several) if table.unroll > 1 else [first]
         c.loop(rest, vectors, stride, [], lambda i: count(vector(i)))
         if width > 1:
             last = vectors * width + first
@@ -111,11 +116,32 @@ def histogram_program(
         counter.finish()
 
     bounds = ("low", "high", "scale")
-    params: list[Param] = [("x", x), ("counts", counts), *((name, Scalar(number)) for name in bounds)]
+    counted = "words" if narrow else "counts"
+    params: list[Param] = [("x", x), (counted, counts), *((name, Scalar(number)) for name in bounds)]
     kernel = write_kernel("histogram", table.threads, [grid], params, body)
     inputs: list[ProgramArray | ScalarInput] = [ProgramArray("x", x, "input"), *(ScalarInput(name, number) for name in bounds)]
+    if narrow:
+        words, wide = ProgramArray("words", counts, "scratch"), ProgramArray("counts", tensor(i64, bins, align=16), "output")
+        calls = (clear("clear_counts", words), call(kernel), call(widened("words", counts, "counts", wide.type)))
+        return Program("histogram", tuple(inputs), (wide,), (words,), calls)
     out = ProgramArray("counts", counts, "output")
     return Program("histogram", tuple(inputs), (out,), (), (clear("clear_counts", out), call(kernel)))
+
+
+def widened(source: str, words: Tensor, target: str, counts: Tensor) -> Kernel:
+    """A kernel that copies counts to wider ones of the same shape."""
+    whole = product(words.shape)
+
+    def body(c: Code, words: Mem, counts: Mem) -> None:
+        place = c.block() * _WIDEN_THREADS + c.thread()
+        index = (place // c.size(shape[1]), place % c.size(shape[1])) if len(shape) == 2 else (place,)
+        c.when(place < c.size(whole), lambda: counts.store(index, words.load(index).to(counts.dtype)))
+
+    shape = words.shape
+    return write_kernel("widen_counts", _WIDEN_THREADS, [ceildiv(whole, _WIDEN_THREADS)], [(source, words), (target, counts)], body)
+
+
+_WIDEN_THREADS = 256
 
 
 @record
@@ -152,7 +178,7 @@ def _several(
                 for other in range(number):
                     # Lanes begin with different copies: those of one bin are neighbours, or a multiple of the banks apart.
                     total = total + memory[place(b, (b + other) % number if number > 1 else c.index(0), bins, number)]
-                c.when(total.ne(0), lambda: _discard(counts.atomic("add", b, total.to(i64))))
+                c.when(total.ne(0), lambda: _discard(counts.atomic("add", b, total.to(counts.dtype))))
 
             c.loop(thread, bins, table.threads, [], flush)
 
@@ -176,7 +202,7 @@ def _halves(c: Code, counts: Mem, bins: int, table: Table, thread: Num, warp_siz
             _discard(counts.atomic("add", b, _HALF + 1))
 
             def carried() -> None:
-                _discard(counts.atomic("add", b + 1, c.select(old.eq(0xFFFFFFFF), c.const(_HALF, i64), c.const(-1, i64))))
+                _discard(counts.atomic("add", b + 1, c.select(old.eq(0xFFFFFFFF), c.const(_HALF, counts.dtype), c.const(-1, counts.dtype))))
 
             c.when(~upper & (b + 1 < bins), carried)
 
@@ -188,7 +214,7 @@ def _halves(c: Code, counts: Mem, bins: int, table: Table, thread: Num, warp_siz
         def flush(w: Num) -> None:
             word = memory[w]
             for half in (0, 1):
-                count = ((word >> (16 * half)) & _HALF).to(i64)
+                count = ((word >> (16 * half)) & _HALF).to(counts.dtype)
                 place = w * 2 + half
                 c.when(count.ne(0) & (place < bins), lambda p=place, v=count: _discard(counts.atomic("add", p, v)))  # type: ignore[misc]
 

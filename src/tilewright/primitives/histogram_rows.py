@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilewright.base.dtypes import DType, f64, i64, u64
+from tilewright.base.dtypes import DType, f64, i64, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.base.target import Target
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, tensor
 from tilewright.primitives.code import Code, Mem, Num, Param, write_kernel
-from tilewright.primitives.histogram import number_dtype
+from tilewright.primitives.histogram import number_dtype, widened
 from tilewright.primitives.parts import call, scratch
 
 _ROWS, _N, _BINS = Size.of("rows"), Size.of("n"), Size.of("bins")
@@ -67,8 +67,12 @@ def histogram_rows_program(plan: HistogramPlan, target: Target, parts: int, tabl
         arrays.append(ProgramArray("edges", tensor(plan.number, _BINS + 1), "input"))
     numbers = [ScalarInput("steps", i64)] if plan.bins == "edges" else [ScalarInput(name, plan.number) for name in ("low", "high", "scale")]
     counts = ProgramArray("counts", tensor(plan.total, _ROWS, _BINS), "output")
-    make = _gpu_calls if target.is_gpu else _cpu_calls
-    calls, held = make(plan, arrays, numbers, counts, parts, table)
+    # Sums of weights may be above 32 bits: where nothing adds to 64 at once, a table belongs to one thread, as on a CPU.
+    narrow = 64 not in target.atomic_bits and plan.total is i64
+    if target.simt and not (narrow and plan.weights is not None):
+        calls, held = _gpu_calls(plan, arrays, numbers, counts, parts, table, narrow)
+    else:
+        calls, held = _cpu_calls(plan, arrays, numbers, counts, parts, table)
     return Program("histogram", (*arrays, *numbers), (counts,), tuple(held), tuple(calls))
 
 
@@ -132,7 +136,9 @@ def _cpu_calls(
             own.store((row, part, place), own[row, part, place] + amount)
 
         count = _counting(c, plan, tuple(v for v in given if v is not own), row, add)
-        low, high = part * size // several, (part + 1) * size // several
+        each = c.size(ceildiv(_N, pieces))
+        low = (part * each).min(size)
+        high = (low + each).min(size)
         middle = low + (high - low) // _BESIDE * _BESIDE
         c.loop(low, middle, _BESIDE, [], lambda t: count([t + k for k in range(_BESIDE)]))
         c.loop(middle, high, 1, [], lambda t: count([t]))
@@ -156,9 +162,12 @@ def _cpu_calls(
 
 
 def _gpu_calls(
-    plan: HistogramPlan, arrays: list[ProgramArray], numbers: list[ScalarInput], counts: ProgramArray, parts: int, table: int
+    plan: HistogramPlan, arrays: list[ProgramArray], numbers: list[ScalarInput], counts: ProgramArray, parts: int, table: int, narrow: bool
 ) -> tuple[list[KernelCall], list[ProgramArray]]:
+    """`narrow`: counts are words of 32 bits on their way."""
     pieces = minimum(ceildiv(_N, _THREADS), parts)
+    total = u32 if narrow else plan.total
+    result, counts = counts, scratch("words", u32, _ROWS, _BINS) if narrow else counts
 
     def clear_body(c: Code, counts: Mem) -> None:
         place = c.block() * _THREADS + c.thread()
@@ -169,12 +178,13 @@ def _gpu_calls(
         counts = next(v for v in reversed(given) if isinstance(v, Mem))
         several, size, bins, thread = c.size(pieces), c.size(_N), c.size(_BINS), c.thread()
         row, part = c.block() // several, c.block() % several
-        own = c.shared(plan.total, table) if table else None
+        own = c.shared(total, table) if table else None
         if own is not None:
             c.loop(thread, bins, _THREADS, [], lambda b: own.store(b, 0))
             c.barrier()
 
         def add(place: Num, amount: Num) -> None:
+            amount = amount.to(total)
             if own is not None:
                 _discard(own.atomic("add", place, amount, scope="block"))
             else:
@@ -191,7 +201,10 @@ def _gpu_calls(
         write_kernel("clear_counts", _THREADS, [ceildiv(_ROWS * _BINS, _THREADS)], [(counts.name, counts.type)], clear_body),
         write_kernel("histogram_rows", _THREADS, [_ROWS * pieces], params, body),
     ]
-    return [call(k) for k in kernels], []
+    if not narrow:
+        return [call(k) for k in kernels], []
+    kernels.append(widened(counts.name, counts.type, result.name, result.type))
+    return [call(k) for k in kernels], [counts]
 
 
 def _discard(_: Num) -> None: ...
@@ -199,12 +212,12 @@ def _discard(_: Num) -> None: ...
 
 def table_for(target: Target, bins: int) -> int:
     """For how many bins a block has a table; 0: none."""
-    return next((size for size in _TABLES if bins <= size and size * 8 <= target.max_shared), 0) if target.is_gpu else 0
+    return next((size for size in _TABLES if bins <= size and size * 8 <= target.max_shared), 0) if target.simt else 0
 
 
 def parts_of(target: Target, rows: int) -> int:
     """Into how many parts a row is cut at most."""
-    wanted, parts = (target.multiprocessors * 8 if target.is_gpu else 16), 1
+    wanted, parts = (target.multiprocessors * 8 if target.simt else 16), 1
     while rows * parts < wanted and parts < 1024:
         parts *= 2
     return parts

@@ -39,10 +39,10 @@ def columns_scan_program(plan: ScanPlan, target: Target, pieces: int) -> Program
     dtypes = plan.function.dtypes
     totals = [scratch(f"total{k}", d, OUTER, chunks, INNER) for k, d in enumerate(dtypes)] if several else []
     before = [scratch(f"before{k}", d, OUTER, chunks, INNER) for k, d in enumerate(dtypes)] if several else []
-    width = _THREADS if target.is_gpu else _STRIP
-    threads = _THREADS if target.is_gpu else 1
+    width = _THREADS if target.simt else _STRIP
+    threads = _THREADS if target.simt else 1
     strips = ceildiv(INNER, width)
-    walk_lines = _thread_lines if target.is_gpu else _strip_lines
+    walk_lines = _thread_lines if target.simt else _strip_lines
 
     def kernel(name: str, extra: list[tuple[str, Type]], grid: Size, body: Callable[[Code, ScanMemory, list[Mem], Num, Num, Num], None]) -> Kernel:
         def written(c: Code, *given: Mem | Num) -> None:
@@ -73,7 +73,7 @@ def columns_scan_program(plan: ScanPlan, target: Target, pieces: int) -> Program
             walk_chunks(c, plan, memory[:count], memory[count:], initial, chunks, lambda k: (o, k, i))
 
         first = strip * width
-        if target.is_gpu:
+        if target.simt:
             mine = first + c.thread()
             c.when(mine < c.size(INNER), lambda: line(mine))
         else:
@@ -217,7 +217,7 @@ def _strip_lines(c: Code, plan: ScanPlan, lines: ScanMemory, at: Place, bounds: 
 
 def pieces(target: Target, outer: int, size: int, inner: int) -> int:
     """Into how many chunks the axis is cut."""
-    if target.is_gpu:
+    if target.simt:
         lines = outer * inner
         wanted = target.multiprocessors * 2048 * 2
     else:

@@ -23,7 +23,7 @@ from tilewright.ir.types import Tensor, tensor
 from tilewright.primitives.code import Code, Mem, Num, mask_bits, mask_word, write_kernel
 from tilewright.primitives.keys import cooked, from_key, key_dtype, raw, to_key
 from tilewright.primitives.lookback import AGGREGATE, EMPTY, PREFIX
-from tilewright.primitives.parts import LaneNumbers, call, clear, data_type, lanes, scratch
+from tilewright.primitives.parts import LaneNumbers, call, clear, lanes, scratch
 
 N = Size.of("n")
 RADIX = 256
@@ -104,10 +104,12 @@ class Move:
         return [name for name in (self.keys, self.sorted, self.values, self.moved) if name]
 
 
-def moves(plan: SortPlan) -> tuple[list[Move], list[ProgramArray], list[ProgramArray], list[ProgramArray]]:
+def moves(plan: SortPlan, passes: int = 0, shape: tuple[Size, ...] = (N,)) -> tuple[list[Move], list[ProgramArray], list[ProgramArray], list[ProgramArray]]:
     """The arrays of each pass, and the inputs, outputs and scratch arrays there are. Results of passes go to two arrays in turn; where
-    an output is one of them, the last goes there."""
-    last = plan.passes - 1
+    an output is one of them, the last goes there. `passes`: how many there are, where a digit has not 8 bits.
+    `shape`: that of all arrays."""
+    passes = passes or plan.passes
+    last = passes - 1
 
     def target(turn: int, output: str, kind: str) -> str:
         if turn == last:
@@ -117,23 +119,23 @@ def moves(plan: SortPlan) -> tuple[list[Move], list[ProgramArray], list[ProgramA
         return f"other_{kind}" if turn % 2 == 0 else f"more_{kind}"
 
     found: list[Move] = []
-    for turn in range(plan.passes):
+    for turn in range(passes):
         keys = target(turn - 1, "sorted", "keys") if turn else "keys"
         move = Move(keys, "" if plan.places and turn == last else target(turn, "sorted", "keys"))
         if plan.payload is not None:
             values = target(turn - 1, "moved", "values") if turn else "" if plan.places else "values"
             move = replace(move, values=values, moved=target(turn, "moved", "values"))
         found.append(move)
-    used = {name for move in found for name in move.names}
-    held = [scratch(f"{which}_{kind}", dtype, N) for which in ("other", "more") for kind, dtype in (("keys", plan.dtype), ("values", plan.held))
+    used, align = {name for move in found for name in move.names}, 16 if plan.aligned else 0
+    held = [scratch(f"{which}_{kind}", dtype, *shape) for which in ("other", "more") for kind, dtype in (("keys", plan.dtype), ("values", plan.held))
             if f"{which}_{kind}" in used and dtype is not None]  # fmt: skip
-    inputs, outputs = [ProgramArray("keys", data_type(plan.dtype, N, plan.aligned), "input")], []
+    inputs, outputs = [ProgramArray("keys", tensor(plan.dtype, *shape, align=align), "input")], []
     if not plan.places:
-        outputs.append(ProgramArray("sorted", tensor(plan.dtype, N, align=16), "output"))
+        outputs.append(ProgramArray("sorted", tensor(plan.dtype, *shape, align=16), "output"))
     if plan.payload is not None:
-        outputs.append(ProgramArray("moved", tensor(plan.payload, N, align=16), "output"))
+        outputs.append(ProgramArray("moved", tensor(plan.payload, *shape, align=16), "output"))
         if not plan.places:
-            inputs.append(ProgramArray("values", data_type(plan.payload, N, plan.aligned), "input"))
+            inputs.append(ProgramArray("values", tensor(plan.payload, *shape, align=align), "input"))
     return found, inputs, outputs, held
 
 

@@ -25,6 +25,7 @@ from tilewright.tree.typed import (
     IndexRef,
     Local,
     LoopVar,
+    Picked,
     Reduce,
     ReduceLoop,
     SetVar,
@@ -280,6 +281,8 @@ class _BatchSplitter:
             cut = [axis for axis, extent in enumerate(expr.shape) if self.size in extent.names]
             if len(cut) > 1:
                 self._refuse(f"a value here has it along {len(cut)} axes", expr.span)
+            if isinstance(expr, Picked) and any(self.size in extent.names for part in walk_expr(expr) for extent in part.shape):
+                self._refuse("a value here picks elements along it", expr.span)
         if isinstance(value, Reduce):
             inner = value.value
             cut = [axis for axis, extent in enumerate(inner.shape) if extent.name == self.size]

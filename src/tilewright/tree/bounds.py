@@ -208,6 +208,16 @@ def disjoint(a: Indices, b: Indices, fixed: Mapping[LoopVar, Size] | None = None
     return False
 
 
+def apart_from(place: Indices, other: Indices) -> bool:
+    """Whether an index tuple never meets `place`, whose indices stand still while those of the other move: one axis keeps them apart."""
+    for x, y in zip(place, other, strict=True):
+        gap = y.minus(x)
+        high, low = _end(gap, upper=True), _end(gap, upper=False)
+        if (high is not None and surely_positive(-high)) or (low is not None and surely_positive(low)):
+            return True
+    return False
+
+
 def _is_below(x: IndexForm, y: IndexForm, fixed: Mapping[LoopVar, Size]) -> bool:
     """Whether the largest value of one index is below the smallest of another."""
     high, low = _end_under(x, fixed, upper=True), _end_under(y, fixed, upper=False)

@@ -28,7 +28,7 @@ from tilewright.tree.syntax import Argument, Expr, Function, KernelAttribute, St
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _OWN_PROGRAM = (
-    "device", "precision", "strict", "tile", "async", "parallel", "workgroup", "shared", "max_registers", "vector", "unroll",
+    "device", "precision", "optimize", "strict", "tile", "async", "parallel", "workgroup", "shared", "max_registers", "vector", "unroll",
     "tensor_cores", "async_copy", "gpu_compute", "vectorizable", "unchecked", "deterministic", "activations",
 )  # fmt: skip
 """Attributes of a block that hold for all of a program."""
@@ -262,7 +262,7 @@ def kernel_of(label: str, params: tuple[syntax.Param, ...], value: Expr, sink: D
     names = ("out",) if len(values) == 1 else tuple(f"out_{n}" for n in range(len(values)))
     for name, result in zip(names, values, strict=True):
         body = _assigned(body, name, result)
-    return replace(done, body=tuple(body))
+    return replace(done, body=tuple(body), options=((syntax.OUTPUT_ORDER, names),))
 
 
 def call_of(callee: Expr, params: tuple[syntax.Param, ...], span: Span) -> Expr:

@@ -31,7 +31,7 @@ class AttributeWord:
     """Why it is refused, and what to write instead."""
 
 
-_LATER = "code for low latency, which keeps such promises, is not built yet"
+_IN_PYTHON = "latency-critical code is written as a Python function under @tw.critical, with the marks @tw.no_allocation and @tw.no_syscalls"
 
 ATTRIBUTES: tuple[AttributeWord, ...] = (
     AttributeWord("kernel", "@kernel kind(parameters)", "says what the block is: the body is held to it, and its parameters are names in the body"),
@@ -49,7 +49,8 @@ ATTRIBUTES: tuple[AttributeWord, ...] = (
     AttributeWord("broadcast", "@broadcast(v, axis=1)", "an input lies along that axis of the results; checked", several=True),
     AttributeWord("parallel", "@parallel(data)", "splits its batch (`data`) or its steps (`model`) over the devices of @device([…])"),
     AttributeWord("strict", "@strict", "its hints bind: one that cannot be followed is an error"),
-    AttributeWord("precision", "@precision(tf32)", "how f32 is multiplied in sums of products: `ieee`, `tf32`, `3xtf32`"),
+    AttributeWord("precision", "@precision(tf32)", "how f32 is multiplied in sums of products: `auto` (the fastest that errs no more than `ieee`), `ieee`, `tf32`, `3xtf32`"),
+    AttributeWord("optimize", "@optimize(O1)", "how much work goes into machine code: `O0`, `O1`, `O2` (the default), `O3`, `Os`, `Olatency`, or `tiered`", HINT),
     AttributeWord("async", "@async", "its value is a future"),
     AttributeWord("device_function", "@device_function", "the function must be able to stand in kernels, or it is refused", places=(FUNCTION,)),
     AttributeWord("gpu_compute", "@gpu_compute", "refuses to run on a CPU"),
@@ -62,11 +63,11 @@ ATTRIBUTES: tuple[AttributeWord, ...] = (
     AttributeWord("unchecked", "@unchecked", "leaves out the checks of indices that come from data"),
     AttributeWord("deterministic", "@deterministic", "scatters (`out[k[i]] += w[i]`) give the same bits on every run and for any number of threads"),
     AttributeWord("activations", "@activations(q8)", "numbers that packed weights are multiplied with are rounded to eight bits, block by block"),
-    AttributeWord("critical_path", "@critical_path", "low-latency code", REFUSED, reason=_LATER),
-    AttributeWord("no_allocation", "@no_allocation", "code that allocates no memory", REFUSED, reason=_LATER),
-    AttributeWord("no_syscalls", "@no_syscalls", "code that makes no system calls", REFUSED, reason=_LATER),
+    AttributeWord("critical_path", "@critical_path", "low-latency code", REFUSED, reason=_IN_PYTHON),
+    AttributeWord("no_allocation", "@no_allocation", "code that allocates no memory", REFUSED, reason=_IN_PYTHON),
+    AttributeWord("no_syscalls", "@no_syscalls", "code that makes no system calls", REFUSED, reason=_IN_PYTHON),
     AttributeWord("inline_always", "@inline_always", "inlining of a function", REFUSED, reason="functions that stand in kernels are always inlined: write @device_function"),
-    AttributeWord("cpu_affinity", "@cpu_affinity(core)", "the core that code runs on", REFUSED, reason=_LATER),
+    AttributeWord("cpu_affinity", "@cpu_affinity(core)", "the core that code runs on", REFUSED, reason=_IN_PYTHON),
 )  # fmt: skip
 """All attributes, in the order of the documents."""
 

@@ -13,6 +13,7 @@ from dataclasses import field
 from enum import Enum
 from math import prod
 
+from tilewright.base import levels
 from tilewright.base.errors import Diagnostics
 from tilewright.base.record import record
 from tilewright.base.target import NVPTX
@@ -124,6 +125,8 @@ class KernelMetadata:
     """`@deterministic`: the same bits on every run, whatever threads meet."""
     precision: str = ""
     """`@precision(tf32)`: how contractions of f32 are multiplied."""
+    optimize: str = ""
+    """`@optimize(O1)`: how much work goes into machine code; empty: as elsewhere."""
     activations: str = ""
     """`@activations(q8)`: numbers that packed weights are multiplied with are rounded to eight bits, block by block."""
     broadcast: tuple[tuple[str, int], ...] = ()
@@ -172,6 +175,7 @@ class KernelMetadata:
         }  # fmt: skip
         found += [f"@{name}" for name, given in flags.items() if given]
         found += [f"@precision({self.precision})"] if self.precision else []
+        found += [f"@optimize({self.optimize})"] if self.optimize else []
         found += [f"@activations({self.activations})"] if self.activations else []
         return found
 
@@ -183,7 +187,7 @@ LEAST_REGISTERS, MOST_REGISTERS = 16, max(target.max_registers for target in NVP
 """Registers of a thread that `@max_registers` may ask for."""
 MOST_VECTOR, MOST_UNROLL = 64, 64
 TILE_NAMES = ("m", "n", "k", "block_q", "block_kv")
-PRECISIONS = ("ieee", "tf32", "3xtf32")
+PRECISIONS = ("auto", "ieee", "tf32", "3xtf32")
 """How contractions of f32 may be multiplied: as f32, or on matrix units with 10 bits, or with three products of 10 bits each."""
 REDUCTION_NAMES = {
     "+": "add", "*": "mul", "add": "add", "sum": "add", "mul": "mul", "prod": "mul", "min": "min", "max": "max",
@@ -382,7 +386,14 @@ class _MetadataReader:
         name = value.id if isinstance(value, syntax.Name) else value.value if isinstance(value, syntax.String) else ""
         if name not in PRECISIONS:
             raise self.bad(attribute, f"@precision takes one of {', '.join(PRECISIONS)}", 'write @precision(tf32), or @precision("3xtf32")')
-        self.fields["precision"] = name
+        self.fields["precision"] = "" if name == "auto" else name
+
+    def optimize(self, attribute: syntax.KernelAttribute) -> None:
+        value = self.one(attribute)
+        name = value.id if isinstance(value, syntax.Name) else value.value if isinstance(value, syntax.String) else ""
+        if name not in levels.WORDS:
+            raise self.bad(attribute, f"@optimize takes one of {', '.join(levels.WORDS)}", suggest(name, levels.WORDS) or "write @optimize(O1)")
+        self.fields["optimize"] = name
 
     def activations(self, attribute: syntax.KernelAttribute) -> None:
         value = self.one(attribute)
@@ -421,6 +432,7 @@ class _MetadataReader:
             "strict": self.flag("fields", "strict"),
             "deterministic": self.flag("fields", "deterministic"),
             "precision": self.precision,
+            "optimize": self.optimize,
             "activations": self.activations,
             "async": self.flag("fields", "is_async"),
             "device_function": self.flag("fields", "is_device_function"),

@@ -139,7 +139,7 @@ class _Walker:
                     if size:
                         self.names.axes.append((size, node.value.id, axis))
         elif isinstance(node, syntax.Slice):
-            for bound in (node.lo, node.hi):
+            for bound in (node.lo, node.hi, node.step):
                 self.expression(bound, scope)
                 if bound is not None:
                     self._size(bound, scope)

@@ -154,7 +154,10 @@ def _expression(node: Expr) -> str:
     if isinstance(node, syntax.Index):
         return f"{_operand(node.value)}[{', '.join(_expression(i) for i in node.indices)}]"
     if isinstance(node, syntax.Slice):
-        return f"{'' if node.lo is None else _expression(node.lo)}:{'' if node.hi is None else _expression(node.hi)}"
+        step = "" if node.step is None else f":{_expression(node.step)}"
+        return f"{'' if node.lo is None else _expression(node.lo)}:{'' if node.hi is None else _expression(node.hi)}{step}"
+    if isinstance(node, syntax.Rest):
+        return "..."
     if isinstance(node, syntax.Call):
         return f"{_operand(node.function)}({', '.join(_argument(a) for a in node.args)})"
     if isinstance(node, syntax.Unary):

@@ -74,10 +74,16 @@ class Index(Node):
 
 @record
 class Slice(Node):
-    """`lo:hi` inside an index; either may be missing."""
+    """`lo:hi:step` inside an index; each may be missing."""
 
     lo: Expr | None
     hi: Expr | None
+    step: Expr | None = None
+
+
+@record
+class Rest(Node):
+    """`...` inside an index: all of the axes that no other index speaks of."""
 
 
 @record
@@ -159,11 +165,13 @@ class Pipe(Node):
 
 @record
 class ReduceExpr(Node):
-    """`reduce(op, x[, axis])` in a body, or `tw.sum(x, axis=…)`: a reduction of a whole array. `op` is an IR reduction kind."""
+    """`reduce(op, x[, axis])` in a body, or `tw.sum(x, axis=…)`: a reduction of a whole array. `op` is an IR reduction kind, or one of `mean`, `var`, `std` and
+    `norm`, which are made of sums. `keep`: the axes stay, with extent 1."""
 
     op: str
     value: Expr
     axis: Expr | None = None
+    keep: bool = False
 
 
 @record
@@ -201,7 +209,7 @@ class Broken(Node):
 
 
 Expr = (
-    Number | Bool | String | Nothing | IsNone | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
+    Number | Bool | String | Nothing | IsNone | Name | Attribute | Index | Slice | Rest | Call | Unary | Binary | IfExpr | Tuple | List | Record
     | Pipe | ReduceExpr | Await | Compute | Callee | Broken
 )  # fmt: skip
 
@@ -356,6 +364,10 @@ class Param(Node):
     keyword_only: bool = False
     in_place: bool = False
     """An array that the kernel writes where it lies: `tw.InOut`, `inout x`."""
+
+
+OUTPUT_ORDER = "output_order"
+"""The option of a function made of a call: the names of its outputs, in the order of the results."""
 
 
 @record

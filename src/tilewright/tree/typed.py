@@ -33,6 +33,8 @@ class ArrayArg:
     rank: int
     strides: tuple[int | None, ...] | None = None
     align: int = 0
+    ones: tuple[int, ...] = ()
+    """Axes of extent 1 that repeat along those of other operands: they have that extent in every call."""
 
 
 @record
@@ -315,6 +317,51 @@ class TypedView(TypedNode):
 
 
 @record
+class PickedAxis:
+    """Where along one axis of a value the elements of a `Picked` lie: at `start + step * i`, with i the index along the result's axis `along`; or,
+    with `index`, at that number, or at the elements of that array, whose axes are those of the result from `along` on."""
+
+    along: int = 0
+    start: Expr | None = None
+    step: int = 1
+    index: Expr | None = None
+
+
+@record
+class Picked(TypedNode):
+    """`value[::2, None, rows]`: an array of elements of another, at places given for each of its axes."""
+
+    value: Expr
+    axes: tuple[PickedAxis, ...]
+    shape: Shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+    @property
+    def weak(self) -> str:
+        return self.value.weak
+
+
+@record
+class Masked(TypedNode):
+    """`value[mask]`: the elements where the mask holds. Its one axis has a size that nobody knows."""
+
+    value: Expr
+    mask: Expr
+    shape: Shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+    @property
+    def weak(self) -> str:
+        return ""
+
+
+@record
 class Transpose(TypedNode):
     """The axes in reverse order."""
 
@@ -332,7 +379,7 @@ class Transpose(TypedNode):
 
 @record
 class Product(TypedNode):
-    """`left @ right`, of ranks 1 or 2 each and of one dtype."""
+    """`left @ right`, of one dtype: of vectors, matrices, or of matrices along leading axes that meet."""
 
     left: Expr
     right: Expr
@@ -383,7 +430,7 @@ class TileLocal(TypedNode):
 
 Expr = (
     Const | SizeValue | IndexRef | Local | ScalarRef | Element | Whole | Apply | Cast | Choose | Reduce
-    | TypedView | Transpose | Product | Fold | TileLocal
+    | TypedView | Picked | Masked | Transpose | Product | Fold | TileLocal
 )  # fmt: skip
 
 
@@ -539,6 +586,8 @@ class TypedKernel(TypedNode):
     metadata: KernelMetadata
     computed: tuple[tuple[str, Size], ...] = ()
     """Sizes that a call computes from its numbers: names and what they are."""
+    repeats: tuple[tuple[str, int], ...] = ()
+    """Axes of inputs that meet others in array expressions: one of extent 1 may repeat there, in code made for that (`ArrayArg.ones`)."""
 
 
 def row_major(name: str, dtype: DType, shape: Shape, role: str, align: int = 0) -> ArrayInfo:

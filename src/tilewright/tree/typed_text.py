@@ -22,6 +22,8 @@ from tilewright.tree.typed import (
     IndexRef,
     Local,
     LoopVar,
+    Masked,
+    Picked,
     Product,
     Reduce,
     ReduceLoop,
@@ -68,6 +70,10 @@ def _nested(expr: Expr) -> str:
         return expr.var.name
     if isinstance(expr, TypedView):
         return f"{expr.array.name}[{', '.join(map(show_expr, expr.starts))}, …]"
+    if isinstance(expr, Masked):
+        return f"{_nested(expr.value)}[{show_expr(expr.mask)}]"
+    if isinstance(expr, Picked):
+        return f"{_nested(expr.value)}[{_picked(expr)}]"
     if isinstance(expr, Transpose):
         return f"transpose({show_expr(expr.value)})"
     if isinstance(expr, Product):
@@ -89,6 +95,16 @@ def _nested(expr: Expr) -> str:
     if expr.op == "bitcast":
         return f"bitcast({show_expr(expr.args[0])}, {expr.dtype})"
     return f"{expr.op}({', '.join(map(show_expr, expr.args))})"
+
+
+def _picked(expr: Picked) -> str:
+    """What stands in the brackets of a pick."""
+    covered = {axis.along + k for axis in expr.axes for k in range(1 if axis.index is None else len(axis.index.shape))}
+    items = [(position, "None") for position in range(len(expr.shape)) if position not in covered]
+    for axis in expr.axes:
+        start = "" if axis.start is None else show_expr(axis.start)
+        items.append((axis.along, f"{start}:" + (f":{axis.step}" if axis.step != 1 else "") if axis.index is None else show_expr(axis.index)))
+    return ", ".join(text for _, text in sorted(items, key=lambda item: item[0]))
 
 
 def _show_range(var: LoopVar) -> str:

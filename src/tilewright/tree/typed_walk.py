@@ -13,6 +13,8 @@ from tilewright.tree.typed import (
     Element,
     Expr,
     Fold,
+    Masked,
+    Picked,
     Product,
     Reduce,
     ReduceLoop,
@@ -42,6 +44,10 @@ def children(expr: Expr) -> tuple[Expr, ...]:
         return (expr.left, expr.right)
     if isinstance(expr, TypedView):
         return expr.starts
+    if isinstance(expr, Masked):
+        return (expr.value, expr.mask)
+    if isinstance(expr, Picked):
+        return (expr.value, *(e for axis in expr.axes for e in (axis.start, axis.index) if e is not None))
     if isinstance(expr, Choose):
         return (expr.cond, expr.then, expr.otherwise)
     if isinstance(expr, Element):

@@ -14,25 +14,31 @@ SAME = {
     "absolute": "abs", "fabs": "abs", "amax": "max", "amin": "min", "fmax": "max", "fmin": "min", "power": "pow", "clip": "clamp", "rint": "round",
     "fix": "trunc", "around": "round", "expit": "sigmoid", "logistic": "sigmoid", "swish": "silu", "inner": "dot", "vdot": "dot",
     "mm": "matmul", "bmm": "matmul", "product": "prod", "astype": "cast", "syncthreads": "barrier", "arange": "range", "ndindex": "grid",
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arctan2": "atan2", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "gamma": "tgamma",
+    "gammaln": "lgamma", "loggamma": "lgamma", "signum": "sign", "rotl": "rotate_left", "rotr": "rotate_right", "bitwise_count": "popcount", "popcnt": "popcount",
+    "scalbn": "ldexp", "sgn": "sign", "average": "mean",
 }  # fmt: skip
 """Other names of functions that there are."""
 
 _WRITE = {
-    "square": "x * x", "sqr": "x * x", "mod": "a % b", "fmod": "a % b", "remainder": "a % b", "floor_divide": "a // b", "divide": "a / b",
-    "true_divide": "a / b", "multiply": "a * b", "add": "a + b", "subtract": "a - b", "negative": "-x", "reciprocal": "1 / x", "isinf": "abs(x) == tw.inf",
-    "isfinite": "abs(x) < tw.inf", "isposinf": "x == tw.inf", "isneginf": "x == -tw.inf", "nan_to_num": "tw.where(tw.isnan(x), 0, x)",
-    "log10": "tw.log2(x) * 0.30102999566398120", "log1p": "tw.log(1 + x)", "expm1": "tw.exp(x) - 1", "exp10": "tw.exp2(x * 3.3219280948873623)",
-    "cbrt": "x ** (1 / 3)", "sign": "tw.where(x > 0, 1, tw.where(x < 0, -1, 0))", "copysign": "abs(a) if b >= 0 else -abs(a)", "hypot": "tw.sqrt(a * a + b * b)",
+    "square": "x * x", "sqr": "x * x", "mod": "a % b", "remainder": "a % b", "floor_divide": "a // b", "divide": "a / b",
+    "true_divide": "a / b", "multiply": "a * b", "add": "a + b", "subtract": "a - b", "negative": "-x", "reciprocal": "1 / x",
+    "isposinf": "x == tw.inf", "isneginf": "x == -tw.inf", "nan_to_num": "tw.where(tw.isnan(x), 0, x)",
     "heaviside": "tw.where(x > 0, 1, 0)", "radians": "x * 0.017453292519943295", "deg2rad": "x * 0.017453292519943295", "degrees": "x * 57.29577951308232",
-    "rad2deg": "x * 57.29577951308232", "asinh": "tw.log(x + tw.sqrt(x * x + 1))", "arcsinh": "tw.log(x + tw.sqrt(x * x + 1))",
-    "acosh": "tw.log(x + tw.sqrt(x * x - 1))", "arccosh": "tw.log(x + tw.sqrt(x * x - 1))", "atanh": "0.5 * tw.log((1 + x) / (1 - x))",
-    "arctanh": "0.5 * tw.log((1 + x) / (1 - x))", "erfc": "1 - tw.erf(x)", "logical_and": "a and b", "logical_or": "a or b", "logical_not": "not a",
-    "mean": "tw.sum(x) / x.size", "average": "tw.sum(x) / x.size", "norm": "tw.sqrt(tw.sum(x * x))", "leaky_relu": "x if x > 0 else slope * x",
-    "elu": "x if x > 0 else tw.exp(x) - 1", "logaddexp": "tw.softplus(a - b) + b", "lerp": "a + (b - a) * t", "softmax": "e / tw.sum(e) with e = tw.exp(x - tw.max(x))",
-    "var": "tw.sum((x - mean) * (x - mean)) / x.size", "std": "tw.sqrt(tw.sum((x - mean) * (x - mean)) / x.size)", "outer": "a[i] * b[j] in loops over i and j",
+    "rad2deg": "x * 57.29577951308232",
+    "logical_and": "a and b", "logical_or": "a or b", "logical_not": "not a",
+    "leaky_relu": "x if x > 0 else slope * x",
+    "elu": "x if x > 0 else tw.expm1(x)", "logaddexp": "tw.softplus(a - b) + b", "lerp": "a + (b - a) * t", "softmax": "e / tw.sum(e) with e = tw.exp(x - tw.max(x))",
+    "outer": "a[i] * b[j] in loops over i and j",
     "einsum": "the sum as a loop: total += a[i, k] * b[k, j]", "count_nonzero": "total += 1 under an if, in a loop",
 }  # fmt: skip
 """What computes the same."""
+
+_ZYNML = {
+    "mean": "reduce(+, x) / n", "average": "reduce(+, x) / n", "norm": "sqrt(reduce(+, x * x))", "var": "reduce(+, (x - mean) * (x - mean)) / n",
+    "std": "sqrt(reduce(+, (x - mean) * (x - mean)) / n)", "sum": "reduce(+, x)", "prod": "reduce(*, x)", "any": "reduce(or, x)", "all": "reduce(and, x)",
+}  # fmt: skip
+"""Reductions, as ZynML writes them."""
 
 _OUTSIDE = {
     "sort": ("tw.gpu_sort", "@kernel sort"), "argsort": ("tw.gpu_argsort", "@kernel sort"), "cumsum": ("tw.gpu_scan", "@kernel scan(+)"),
@@ -43,13 +49,14 @@ _OUTSIDE = {
 }  # fmt: skip
 """What is done to whole arrays, by a primitive."""
 
-_INVERSE = ("asin", "acos", "atan", "atan2", "arcsin", "arccos", "arctan", "arctan2")
 _ARRAYS = ("concatenate", "concat", "stack", "hstack", "vstack", "tile", "repeat", "linspace", "meshgrid", "pad", "roll", "flip", "array", "asarray", "eye", "identity", "diag", "append", "list")
 
 
 def help_for(name: str, known: Sequence[str], python: bool) -> str:
     """What to do about a function that is unknown; empty where nothing is known of the name either."""
     tw = "tw." if python else ""
+    if not python and name in _ZYNML:
+        return f"write {_ZYNML[name]}"
     if name in SAME:
         return f"use {tw}{SAME[name]}"
     if name in _WRITE:
@@ -57,8 +64,6 @@ def help_for(name: str, known: Sequence[str], python: bool) -> str:
     if name in _OUTSIDE:
         function, kind = _OUTSIDE[name]
         return f"it needs all elements at once: call {function} outside the kernel" if python else f"it needs all elements at once: use a block with {kind}"
-    if name in _INVERSE:
-        return "kernels have no inverse trigonometric functions: compute it outside, and pass the array"
     if name in _ARRAYS:
         return f"make the array with {tw}empty or {tw}zeros and fill it in a loop" if python else "write each element of out in a loop"
     return suggest(name, known)

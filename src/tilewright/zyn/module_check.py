@@ -16,6 +16,7 @@ from tilewright.base import dtypes, registry
 from tilewright.base.errors import Diagnostics, UserError, in_order
 from tilewright.base.source import Span
 from tilewright.tree import syntax
+from tilewright.tree.check.expressions import STATISTICS
 from tilewright.tree.check.random_draws import DTYPES as RANDOM
 from tilewright.tree.compose import Apart, Composer, call_of, kernel_of
 from tilewright.tree.inline import inline, nodes
@@ -338,8 +339,10 @@ class ModuleCheck:
         elif function.id in host_functions.FUNCTIONS:
             self._known_call(function.id, function.id, host_functions.FUNCTIONS, node, positional, keywords)
         elif function.id in host_values.ELEMENTWISE | host_values.ARRAY_FUNCTIONS or function.id == "cast" or dtypes.is_name(function.id):
+            if function.id in STATISTICS and keywords == ["axis"]:
+                return
             if keywords:
-                self.sink.error("TW016", f"'{function.id}' takes no keywords", node.span, "give the arguments in order")
+                self.sink.error("TW016", f"'{function.id}' takes no keywords{' but axis=' if function.id in STATISTICS else ''}", node.span, "give the arguments in order")
         elif function.id in RANDOM:
             self.sink.error(
                 "TW005", f"'{function.id}' draws numbers in kernels", node.span, f"write compute(x) {{ for i in 0..n: out[i] = {function.id}(seed, i) }}"

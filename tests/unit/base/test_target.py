@@ -30,7 +30,7 @@ def test_every_name_is_a_target(name: str) -> None:
     assert found.name == name or name in ("cpu", "nvptx")
     assert found.is_gpu is not found.is_host
     assert found.simt is found.is_gpu
-    assert found.simt_warp == 32 and found.ballot_bits == 32
+    assert found.simt_warp == found.ballot_bits == (64 if found.has("cdna") else 32)
     assert found.vector_bytes & (found.vector_bytes - 1) == 0
     assert found.name in found.key()
 

@@ -328,12 +328,35 @@ def flags() -> Kernel:
     return kernel("flags", (o, raised), b, 32, Size.of("m"))
 
 
+def counts() -> Kernel:
+    """Each block writes a row behind an address, and reads that of the block before once that has counted up."""
+    table, counters = array("table", u64, 1), array("counters", u32, "m")
+    b = Builder()
+    block, thread = b.op("program_id", axis=0), b.op("thread_id")
+    leader = b.op("eq", thread, b.index(0))
+    o = b.op("tensor_at", table, b.index(0), dtype=f32, shape=(64, 32), strides=(32, 1), align=16)
+    weights = b.op("tensor_at", table, b.index(0), dtype=f32, shape=(64, 32), strides=(32, 1), align=16, constant=True)
+    when(b, leader, lambda inner: inner.multi("prefetch", weights, block, inner.index(0), bytes=128))
+    b.multi("store", o, block, thread, b.cast(block, f32))
+    b.multi("barrier")
+    when(b, leader, lambda inner: inner.multi("count_up", counters, block))
+
+    def add(inner: Builder) -> None:
+        before = inner.sub(block, inner.index(1))
+        when(inner, leader, lambda deep: deep.multi("await_count", counters, before, deep.const(1, u32)))
+        inner.multi("barrier")
+        inner.multi("store", o, block, thread, inner.op("load", o, before, thread))
+
+    when(b, b.op("gt", block, b.index(0)), add)
+    return kernel("counts", (table, counters), b, 32, Size.of("m"))
+
+
 def matrix_kernels() -> list[Kernel]:
     """All of them: every op at least once."""
     return [
         *(tma_copy(rank) for rank in range(1, 6)), image_copy(), image_copy(True), cluster(), *(wgmma(d) for d in WGMMA_DTYPES),
         *(wgmma_registers(d) for d in WGMMA_DTYPES), wgmma_registers(bf16, "mn"),
-        *(mma(d) for d in (bf16, f16, f32, i8, u8, f64)), matrices(), store_matrices(), copies(), flags(),
+        *(mma(d) for d in (bf16, f16, f32, i8, u8, f64)), matrices(), store_matrices(), copies(), flags(), counts(),
     ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def map_kernels(dtype: DType, vectors: bool, casts: bool = True) -> list[Kernel]
     """Every elementwise op, function and conversion of one dtype, on vectors or on scalars."""
     plain: list[tuple[str, DType | None]] = [("select", None)]
     if not (dtype.is_float and dtype.bits == 8):  # f8 is for memory: the front end computes in f32
-        plain += [(name, None) for name in ELEMENTWISE if arity(name, dtype)]
+        plain += [(name, None) for name in ELEMENTWISE if arity(name, dtype) or (name == "scale_by_power" and dtype.is_float)]
     kernels = [_map(f"ops_{dtype}", dtype, plain, vectors)]
     if casts:
         targets: list[tuple[str, DType | None]] = [("cast", t) for t in SCALARS if t is not dtype]
@@ -64,6 +64,8 @@ def _map(name: str, dtype: DType, entries: Sequence[tuple[str, DType | None]], v
                 value = b.op(opcode, loaded[0], dtype=target)
             elif opcode == "select":
                 value = b.select(flag, loaded[1], loaded[2])
+            elif opcode == "scale_by_power":
+                value = b.op(opcode, loaded[0], b.cast(loaded[1], i32))
             else:
                 value = b.op(opcode, *loaded[: arity(opcode, dtype)])
             output = _parameter(f"o{position}", dtype_of(value.type), vectors)

@@ -32,8 +32,8 @@ from tilewright.passes.late.check_target import check_kernel_target
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 """Every NVVM intrinsic of LLVM 22 of the families Tilewright uses, overload suffixes left off."""
-UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "run_blocks", "step", "fault", "report", *(row.name for row in LANE_DEFINITIONS)}
-"""Ops no pass makes for GPUs: those of CPUs, and of the debugger."""
+UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "run_blocks", "step", "fault", "report", "wave_mma", *(row.name for row in LANE_DEFINITIONS)}
+"""Ops no pass makes for NVIDIA GPUs: those of CPUs, of AMD's, and of the debugger."""
 
 
 @pytest.mark.requires("ptxas")

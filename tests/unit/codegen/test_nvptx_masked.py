@@ -65,12 +65,21 @@ def test_what_is_written_is_not_read_through_the_read_only_cache() -> None:
     assert " ld.global.b32" in ptx_for(f32, 1, writes=True)
 
 
-def test_shared_memory_has_none() -> None:
+def test_from_shared_memory() -> None:
     b = Builder()
     buffer = b.op("alloc", dtype=f32, shape=(32,), space="shared")
     thread = b.op("thread_id")
     x = array("x", f32, 32)
     b.multi("store", x, thread, b.op("load", buffer, thread, b.op("lt", thread, b.index(7)), masked=True))
+    text = nvptx_function(Kernel("s", Stage.THREAD, (x,), Block((), tuple(b.ops)), threads=32), "s", parse_target("sm_90a"))[0]
+    assert "@$2 ld.shared.b32 $0, [$1];" in text and "ptr addrspace(3)" in text
 
-    with pytest.raises(CompilerBug, match="no load under a condition from shared memory"):
+
+def test_local_memory_has_none() -> None:
+    b = Builder()
+    buffer = b.op("alloc", dtype=f32, shape=(32,), space="local")
+    thread = b.op("thread_id")
+    x = array("x", f32, 32)
+    b.multi("store", x, thread, b.op("load", buffer, thread, b.op("lt", thread, b.index(7)), masked=True))
+    with pytest.raises(CompilerBug, match="no load under a condition from local memory"):
         nvptx_function(Kernel("s", Stage.THREAD, (x,), Block((), tuple(b.ops)), threads=32), "s", parse_target("sm_90a"))

@@ -72,9 +72,9 @@ def lines_with(ptx: str, word: str) -> list[str]:
 
 def test_every_op_has_a_kernel_and_a_function() -> None:
     seen = {op.opcode for k in matrix_kernels() for op in walk(k.body)}
-    names = {row.name for row in DEFINITIONS if not row.name.startswith("panel_")}
+    names = {row.name for row in DEFINITIONS if not row.name.startswith(("panel_", "wave_"))}  # of CPUs and AMD GPUs
     assert names <= seen
-    assert names - HANDLERS.keys() == {"tensor_map"}
+    assert names - HANDLERS.keys() == {"tensor_map", "await_count", "count_up", "tensor_at"}  # the emitter writes the last three itself
     assert FEATURES.keys() <= OPS.keys()
     assert all(is_proven(k) for k in matrix_kernels())
 
@@ -113,7 +113,7 @@ def test_other_gpus_take_it_or_say_why_not(target: str) -> None:
         taken.append((ptx, target))
     done = len(assemble_all(taken, level=0))
     # All have flags. sm_75 has only `ldmatrix` besides; the next ones `mma` and `copy_async` too; then come maps and mbarriers; `wgmma` is Hopper's own.
-    assert done == {"sm_75": 2, "sm_80": 9, "sm_86": 9, "sm_89": 9, "sm_90": 17, "sm_100": 17, "sm_100a": 18, "sm_120": 17}[target]
+    assert done == {"sm_75": 2, "sm_80": 9, "sm_86": 9, "sm_89": 9, "sm_90": 18, "sm_100": 18, "sm_100a": 19, "sm_120": 18}[target]
 
 
 def test_a_missing_feature_is_a_target_limit() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tilewright.base.sizes import Size, ceildiv, floordiv, maximum, minimum, mod, parse_size
 from tilewright.base.target import host_cpu
 from tilewright.codegen.llvm.native import compile_object
-from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter
+from tilewright.codegen.llvm.sizes import CHECKED_STEPS, DECLARATIONS, SizeEmitter
 from tilewright.runtime.core.objects import ObjectCode
 
 A, B = Size.of("a"), Size.of("b")
@@ -47,6 +47,34 @@ def test_same_values(function: tuple[ObjectCode, ctypes._CFuncPtr]) -> None:
         function[1](a, b, ctypes.addressof(out))
         for size, found in zip(SIZES, out):
             assert found == size.evaluate({"a": a, "b": b}), (str(size), a, b)
+
+
+def test_equal_steps_are_computed_once() -> None:
+    lines: list[str] = []
+    emitter = SizeEmitter(lines, {"a": "%a", "b": "%b"})
+    emitter.value(3 * A * B + 1)
+    count = len(lines)
+    emitter.value(5 * A * B + 2)
+    assert len(lines) == count + 2, "a product by five, and a sum"
+    emitter.product(["%a", "%b"])
+    assert len(lines) == count + 3, "the code around may have branched since"
+
+
+def test_a_checked_step_says_when_it_leaves_64_bits() -> None:
+    lines: list[str] = []
+    emitter = SizeEmitter(lines, {"a": "%a", "b": "%b"}, checked=True)
+    value = emitter.value(A * B * B - 3)
+    (left,) = emitter.take_overflows()
+    assert emitter.take_overflows() == []
+    lines += [f"  store i64 {value}, ptr %out", f"  %said = zext i1 {left} to i64", "  ret i64 %said"]
+    text = "\n".join([*DECLARATIONS, *CHECKED_STEPS, "define i64 @f(i64 %a, i64 %b, ptr %out) {", *lines, "}"])
+    code = ObjectCode(compile_object(text, host_cpu()))
+    run, out = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(code.address("f")), ctypes.c_int64()
+    for a, b in itertools.product((*VALUES, 1 << 40, -(1 << 62)), (*VALUES, 1 << 20)):
+        exact = a * b * b - 3
+        fits = all(-(1 << 63) <= step < 1 << 63 for step in (a * b, a * b * b, exact))
+        assert run(a, b, ctypes.addressof(out)) == (not fits), (a, b)
+        assert not fits or out.value == exact
 
 
 def test_equal_sizes_are_computed_once() -> None:

@@ -23,6 +23,7 @@ from tilewright.base.artifact import (
     MapParam,
     ScalarParam,
     SizeBinding,
+    SmallSums,
 )
 from tilewright.base.errors import Note, UserError
 from tilewright.base.private_files import PrivateFolder, UnsafeFile, cache_root, open_to_others
@@ -57,7 +58,7 @@ def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
         outputs=(ArrayParam("out", dtypes.f8e4m3, (ROWS,), (Size.of(1),), "output"),),
         scratch=(ArrayParam("partial", dtypes.q4_k, (), (), "scratch", 256),),
         launches=(
-            Launch("first", ("x", "partial"), ("rows", "x.cols$1"), grid, 256, 100_000, ROWS * -3 + 1, maps, 2, True, "a.py:3:5", 10**9, True, True, (("a.py:4:9", "x > 0"),)),
+            Launch("first", ("x", "partial"), ("rows", "x.cols$1"), grid, 256, 100_000, ROWS * -3 + 1, maps, 2, True, "a.py:3:5", 10**9, True, True, (("a.py:4:9", "x > 0"),), (ROWS * 2,), (COLS + 1,), ROWS + 2, True),
             Launch("second", ("partial", "scale", "out"), (), (Size.of(1),)),
         ),
         bindings=(SizeBinding("rows", "x", 0), SizeBinding("x.cols$1", "x", 1, True)),
@@ -71,6 +72,9 @@ def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
         sites=(IndexSite("softmax", "load", "x", 1, 2, "a.py:3:5", " 3 | x\n   | ^"),),
         schedule="first: tile 64x64\nsecond: —",
         notes=(Note("TW060", "it runs on one thread", "write less", "a.py", 3, 5, 9, "    x = y"),),
+        level="O1",
+        small=(SmallSums((("x", 1),), (("x", 0), ("y", 2))), SmallSums((("y", 0),), ())),
+        is_sized=True,
     )
 
 

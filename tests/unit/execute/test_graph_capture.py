@@ -668,12 +668,16 @@ class _Tensor:
         self.array = array
         self.device = SimpleNamespace(type="cpu")
         self.requires_grad = self.is_cuda = False
+        self.is_cpu, self.dtype = True, array.dtype.type
 
     def __dlpack__(self, **keywords: object) -> object:
         return self.array.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
+
+    def numpy(self) -> np.ndarray:
+        return self.array
 
     def view(self, kind: object) -> _Tensor:
         return _Tensor(self.array.view(kind))

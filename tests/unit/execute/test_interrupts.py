@@ -97,7 +97,7 @@ for call in calls.values():
 found = {}
 # Shells start background jobs with the signal ignored, and Python then leaves it so.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-faulthandler.dump_traceback_later(45, exit=True)
+faulthandler.dump_traceback_later(60, exit=True)
 
 def interrupt():
     time.sleep(0.1)
@@ -105,14 +105,17 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 for name, call in calls.items():
-    sender = threading.Thread(target=interrupt)
-    try:
-        sender.start()  # on a busy machine the signal comes before the call
-        call(long)
-        found[name] = "it ended by itself"
-    except KeyboardInterrupt:
-        found[name] = time.perf_counter() - found["sent"]
-    sender.join()
+    for attempt in range(3):  # the least of three delays: a busy machine may let all of its processes wait for longer than the limit
+        sender = threading.Thread(target=interrupt)
+        try:
+            sender.start()  # on a busy machine the signal comes before the call
+            call(long)
+            found[name] = "it ended by itself"
+        except KeyboardInterrupt:
+            found[name] = time.perf_counter() - found["sent"]
+        sender.join()
+        if found[name] == "it ended by itself" or found[name] < 0.2:
+            break
 # A signal that Python knows of but has not handled when the machine code begins: no code of Python runs between the two.
 start = time.perf_counter()
 try:
@@ -152,20 +155,21 @@ heard = []
 signal.signal(signal.SIGINT, lambda *_: heard.append(1))
 count = 1000
 while True:
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone: a busy machine makes no short call look long
     expected = rounds(few, count)
-    if time.perf_counter() - start > 0.3:
+    if time.process_time() - start > 0.5:
         break
     count *= 2
 sender = threading.Thread(target=interrupt)
 sender.start()
-found["own handler"] = bool((rounds(few, count) == expected).all()) and heard == [1]
+same = bool((rounds(few, count) == expected).all())
 sender.join()
+found["own handler"] = same and heard == [1]
 # Set back as notebooks do, it works again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sender = threading.Thread(target=interrupt)
-sender.start()
 try:
+    sender.start()
     rounds(few, long)
 except KeyboardInterrupt:
     found["set back"] = True
@@ -176,16 +180,14 @@ results = []
 worker = threading.Thread(target=lambda: results.append(bool((rounds(few, count) == expected).all())))
 worker.start()
 sender = threading.Thread(target=interrupt)
-sender.start()
 try:
-    while not results:
+    sender.start()
+    while True:
         time.sleep(0.01)
-    found["main waits"] = "no interrupt came"
 except KeyboardInterrupt:
-    found["main waits"] = True
-while not results:
-    time.sleep(0.01)
+    found["main waits"] = not results or "the call had ended"
 sender.join()
+worker.join()
 found["other thread"] = results == [True]
 del found["sent"]
 print(json.dumps(found))

@@ -25,6 +25,8 @@ from tilewright.device_kinds.cuda import native_calls
 from tilewright.device_kinds.cuda.calls import CudaCalls
 from tilewright.runtime.core import streams
 from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda import launcher as cuda_launcher
+from tilewright.runtime.exchange import torch_tensors
 from tilewright.runtime.memory.device_memory import HOST
 
 pytestmark = pytest.mark.requires("cpu")
@@ -775,3 +777,16 @@ def test_threads_share_a_kernel() -> None:
             thread.join()
         assert wrong == []
     assert driver.violations == []
+
+
+def test_what_is_known_of_pytorch_outlives_the_loading_of_the_engine() -> None:
+    """The first kernel of a process that gets tensors may find what all launchers share not loaded yet."""
+    functions = {f"aoti_torch_get_{question}": 8 for question in torch_tensors.QUESTIONS}
+    access = torch_tensors.TensorAccess(SimpleNamespace, 16, 24, {**functions, "tilewright_requires_grad": 8}, 8)
+    bound: dict[str, int] = {}
+    with mock.patch.object(cuda_launcher, "tensor_access", return_value=access), mock.patch.object(cuda_launcher, "bind_symbol", bound.__setitem__):
+        cuda_launcher.layout(True)
+        known = dict(bound)
+        cuda_launcher._bind()
+    assert known["tilewright_tensor"] == id(SimpleNamespace)
+    assert {name: bound[name] for name in known} == known

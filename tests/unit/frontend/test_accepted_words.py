@@ -47,7 +47,8 @@ def test_the_page_is_current_and_whole() -> None:
 
 
 def test_options_act_when_the_function_is_given_with_them() -> None:
-    assert "family=fma" in schedule()
+    assert "family=mma" in schedule() and "tf32_terms=4" in schedule()
+    assert "family=fma" in schedule(precision="ieee")
     assert "family=wgmma" in schedule(precision="tf32")
     assert "m=64 n=64" in schedule(tile=(64, 64))
     assert "m=64" in schedule(tile={"m": 64})

@@ -16,7 +16,7 @@ from tilewright.frontend.simt.words import CALLS
 from tilewright.frontend.words.python_words import NAMES
 from tilewright.frontend.words.rows import EXPLICIT, KERNEL, SECTIONS, WORDS, explicit_parameters, parameters
 from tilewright.ir.ops import OPS
-from tilewright.tree.check.expressions import FUNCTIONS
+from tilewright.tree.check.expressions import FUNCTIONS, STATISTICS
 from tilewright.tree.metadata import REDUCTION_NAMES
 
 TOOL = Path(__file__).parents[3] / "tools" / "words.py"
@@ -55,7 +55,7 @@ def test_explicit_kernels_know_every_word_that_says_so() -> None:
 
 
 def test_kernels_know_every_word_that_says_so() -> None:
-    known = {*FUNCTIONS, *REDUCTION_NAMES, "sum", "prod", "all", "any", "argmin", "argmax"}
+    known = {*FUNCTIONS, *REDUCTION_NAMES, *STATISTICS, "sum", "prod", "all", "any", "argmin", "argmax"}
     assert {name for name, row in WORDS.items() if row.kinds & KERNEL} <= known
 
 

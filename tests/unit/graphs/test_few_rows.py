@@ -114,7 +114,7 @@ def test_rows_that_are_needed_anyway_are_written() -> None:
     h = g.op("RmsNorm", g.input("x", (1, 136), tw.f32), gamma=np.ones(136, np.float32), epsilon=1e-6, name="norm")
     g.output("h", h)
     g.output("y", g.op("MulMat", h, weight=normal(9, 136), name="product"))
-    assert launches(g, x=(1, 136)) == ["rms_norm", "mul_mat"]
+    assert launches(g, x=(1, 136)) == ["mul_mat"]  # the first block writes them
     assert "is a result, so it is written anyway" in g.explain("sm_90a", x=(1, 136))
 
 

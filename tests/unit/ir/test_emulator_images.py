@@ -258,11 +258,11 @@ PIXELS: dict[str, Attr] = {
         ({"pixels": 0}, "pixels are 1 to 1024"),
         ({"pixels": 1025}, "pixels are 1 to 1024"),
         ({"box": (1, 1, 8, 64)}, r"a box of \[1, 1, 1, channels\]"),
-        ({"box": (1, 1, 64), "shape": X.shape[:3], "strides": X.strides[:3]}, "of four axes"),
-        ({"lower": (0,)}, "lower and upper are two sizes each"),
-        ({"upper": (0, 1.5)}, "lower and upper are two sizes each"),
-        ({"steps": (1, 9)}, "steps are two integers from 1 to 8"),
-        ({"steps": (0, 1)}, "steps are two integers from 1 to 8"),
+        ({"box": (1, 1, 64), "shape": X.shape[:3], "strides": X.strides[:3]}, "of four or five axes"),
+        ({"lower": (0,)}, "lower and upper have a size for each axis"),
+        ({"upper": (0, 1.5)}, "lower and upper have a size for each axis"),
+        ({"steps": (1, 9)}, "steps are integers from 1 to 8, one for each axis"),
+        ({"steps": (0, 1)}, "steps are integers from 1 to 8, one for each axis"),
     ],
 )
 def test_maps_with_wrong_pixels(change: dict[str, Attr], problem: str) -> None:
@@ -333,8 +333,8 @@ def test_rule_of_load_image() -> None:
     attrs: dict[str, Attr] = {"rows": Size.of("p"), "columns": 8, "lower": (0, -1), "steps": (1, 2), "shape": (128, 64)}
     assert result_types("load_image", [X, *[INDEX] * 4], attrs) == (Tile(bf16, (128, 64)),)
     wrong: list[tuple[dict[str, Attr], str]] = [
-        ({"rows": "p"}, "sizes rows and columns"), ({"lower": (0,)}, "lower is two sizes"),
-        ({"steps": (0, 1)}, "two positive integers"), ({"shape": (8, 8, 8)}, "a tile of two axes"),
+        ({"rows": "p"}, "sizes rows and columns"), ({"lower": (0,)}, "lower is a size for each axis"),
+        ({"steps": (0, 1)}, "a positive integer for each axis"), ({"shape": (8, 8, 8)}, "a tile of two axes"),
     ]  # fmt: skip
     for change, problem in wrong:
         with pytest.raises(TypeRuleError, match=problem):
@@ -343,3 +343,8 @@ def test_rule_of_load_image() -> None:
         result_types("load_image", [tensor(bf16, 8, 8, 8), *[INDEX] * 4], attrs)
     with pytest.raises(TypeRuleError, match="takes integers, got f32"):
         result_types("load_image", [X, *[INDEX] * 3, Scalar(f32)], attrs)
+    deep = tensor(bf16, "n", "d", "h", "w", "c")
+    whole: dict[str, Attr] = {**attrs, "planes": 3, "lower": (0, 0, -1), "steps": (2, 1, 2)}
+    assert result_types("load_image", [deep, *[INDEX] * 5], whole) == (Tile(bf16, (128, 64)),)
+    with pytest.raises(TypeRuleError, match="with planes five axes"):
+        result_types("load_image", [X, *[INDEX] * 4], whole)

@@ -13,6 +13,7 @@ from tilewright.base.sizes import Size, ceildiv
 from tilewright.base.source import Source, Span
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_kernel
+from tilewright.ir.emulator.warps.thread import HELD, LANES, Waits
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.types import BOOL, INDEX, Scalar, Tensor, tensor
 
@@ -641,3 +642,10 @@ def test_scalar_parameters_and_sizes() -> None:
     result = np.empty(4, np.int64)
     run_kernel(kernel([a, out], [1], 4, body), [3, result], {"n": 4})
     assert list(result) == [27] * 4
+
+
+def test_long_kernels_run_in_fewer_blocks_at_once() -> None:
+    short, long = (Waits(frozenset(), frozenset(), 0, 1, False, False, held) for held in (1 << 10, 1 << 16))
+    assert short.blocks_at_once(256, 10000) == LANES // 256
+    assert long.blocks_at_once(256, 10000) == HELD // (256 << 16)
+    assert Waits(frozenset(), frozenset(), 0, 1, False, False, HELD).blocks_at_once(256, 10000) == 1

@@ -167,8 +167,16 @@ def test_scan_tile(kind: str, reference: Callable[..., np.ndarray]) -> None:
     x, out = Value(tensor(i32, 4, 8), "x"), Value(tensor(i32, 4, 8), "out")
     data = np.random.default_rng(0).integers(-9, 9, (4, 8)).astype(np.int32)
     result = np.empty_like(data)
-    run_kernel(unary_kernel(4, 8, lambda b, v: b.op("scan_tile", v, kind=kind, axis=1), x, out), [data, result], {})
-    np.testing.assert_array_equal(result, reference(data, axis=1))
+    for position in range(2):
+        result[:] = 0
+
+        def body(b: Builder, v: Value, position: int = position) -> Value:
+            first = b.op("broadcast", b.const(3, i32), shape=(4, 1))
+            return b.multi("scan_tile", v, first, kind=kind, axis=1)[position]
+
+        run_kernel(unary_kernel(4, 8, body, x, out), [data, result], {})
+        found = reference(np.concatenate([np.full((4, 1), 3, np.int32), data], 1), axis=1)
+        np.testing.assert_array_equal(result, found[:, :-1] if position == 0 else np.concatenate([found[:, -1:], np.zeros((4, 7), np.int32)], 1))
 
 
 def test_transpose_reshape_slice() -> None:

@@ -59,6 +59,8 @@ def test_every_op_of_the_table_has_a_rule(opcode: str) -> None:
             types = [Scalar(dtype)] * count
             if opcode == "select":
                 types = [Scalar(bool_), Scalar(dtype), Scalar(dtype)]
+            elif opcode == "scale_by_power":
+                types = [Scalar(dtype), Scalar(dtypes.i32)]
             attrs: Attrs = {"dtype": by_name(f"u{dtype.bits}")} if opcode in ("cast", "bitcast") else PAIRS.get(opcode, {})
             try:
                 (result,) = result_types(opcode, types, attrs)
@@ -274,6 +276,10 @@ def test_conversions_keep_specials() -> None:
 def test_bitcast() -> None:
     assert run("bitcast", f32, [1.0, -0.0], to=i32).tolist() == [0x3F800000, -(2**31)]
     assert run("bitcast", by_name("u16"), 0x3F80, to=by_name("bf16")) == ml_dtypes.bfloat16(1)
+    # The lanes of a vec, first ones first; one lane is a scalar.
+    bytes_ = np.array([[0, 0, 0x80, 0x3F], [0, 0, 0, 0x40]], np.uint8)
+    assert evaluate("bitcast", [bytes_], {"dtype": f32}, by_name("u8")).tolist() == [1.0, 2.0]
+    assert evaluate("bitcast", [bytes_], {"dtype": by_name("u16")}, by_name("u8")).tolist() == [[0, 0x3F80], [0, 0x4000]]
 
 
 def test_select_takes_a_scalar_condition() -> None:

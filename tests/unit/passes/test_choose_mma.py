@@ -72,6 +72,7 @@ def test_a_last_round_costs_what_is_left_of_it() -> None:
         ("family=fma m=128 n=128 k=8 stages=3 warps_m=2 warps_n=2", f32, "ieee", 4096, "chunk=512"),
         ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "3xtf32", 256, "chunk=16 tf32_terms=4"),
         ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "3xtf32", 4096, "chunk=128"),
+        ("family=mma m=64 n=64 k=16 stages=4 warps_m=2 warps_n=2", f32, "3xtf32", 2560, "chunk=16 chunks=8"),
         ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "tf32", 4096, ""),
         ("family=mma m=128 n=128 k=32 stages=4 warps_m=2 warps_n=2", bf16, "ieee", 4096, ""),
     ],

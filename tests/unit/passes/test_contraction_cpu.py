@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import tilewright as tw
 from support import array, loop_kernel, program, stages_of
 from tilewright.base.dtypes import DType, by_name, f32, f64
 from tilewright.base.target import parse_target
@@ -152,3 +154,27 @@ def test_windows_are_right_at_their_borders(extra: bool) -> None:
     stages = lower(program(window(extra)), parse_target("x86-64-avx2"))
     for stage in (stages.loop, stages.tile, stages.thread):
         np.testing.assert_allclose(run_program(stage, {"x": x, "w": w})["o"], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(64, 48, 40), (33, 31, 37), (9, 700, 13), (17, 33, 5)])
+def test_functions_after_a_product_are_exact_at_all_edges(shape: tuple[int, int, int]) -> None:
+    """Functions are computed on several vectors side by side, and what is left over on one, or on single numbers."""
+
+    @tw.kernel
+    def gelu(x: tw.Array, w: tw.Array, b: tw.Array) -> tw.Array:
+        (m, k), n = x.shape, len(w)
+        out = tw.empty((m, n), tw.f32)
+        for i, j in tw.grid(m, n):
+            total = 0.0
+            for p in range(k):
+                total += x[i, p] * w[j, p]
+            u = total + b[j]
+            out[i, j] = 0.5 * u * (1.0 + tw.erf(0.7071067811865476 * u))
+        return out
+
+    m, k, n = shape
+    random = np.random.default_rng(5)
+    x, w, b = (random.standard_normal(form).astype(np.float32) for form in ((m, k), (n, k), (n,)))
+    u = x.astype(np.float64) @ w.astype(np.float64).T + b
+    expected = 0.5 * u * (1 + np.vectorize(math.erf)(u * 0.5**0.5))
+    np.testing.assert_allclose(gelu(x, w, b), expected, rtol=2e-4, atol=2e-4)

@@ -31,7 +31,7 @@ def masked_softmax(x, mask):
 
 
 def loop(kernel: tw.Kernel[..., Any], *arguments: object) -> Kernel:
-    return kernel.stages(*arguments, target="sm_75").stages.loop.calls[0].kernel
+    return kernel.stages(*arguments, target="sm_80").stages.loop.calls[0].kernel
 
 
 def defined(kernel: Kernel) -> int:

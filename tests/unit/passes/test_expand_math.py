@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tilewright.base.dtypes import DType, bf16, f32, f64, i32
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, from_numpy, i32
 from tilewright.base.target import parse_target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.numerics import evaluate
 from tilewright.ir.ops import OPS
+from tilewright.ir.reference.special_functions import erfc_of_wide, lgamma_of_wide, tgamma_of_wide
 from tilewright.ir.types import Scalar, Tile, Type, Vec, tensor
 from tilewright.passes.late.expand_math import EXPANDED, expand, expand_math
 
@@ -27,7 +28,8 @@ OLDER_CPU = parse_target("x86-64-avx2")
 INF, NAN = math.inf, math.nan
 EXTENDED = np.finfo(np.longdouble).nmant > 60
 FUNCTIONS = [d.name for d in OPS.values() if d.group == "function" and not d.name.endswith("_approx") and not d.name.startswith("random_")]
-ONE_OPERAND = [name for name in FUNCTIONS if name != "pow"]
+TWO_OPERANDS = ["pow", "atan2", "hypot"]
+ONE_OPERAND = [name for name in FUNCTIONS if name not in TWO_OPERANDS]
 BASIC = {
     "add", "sub", "mul", "fma", "div", "sqrt", "neg", "abs", "min", "max", "floor", "round", "select", "cast", "bitcast",
     "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "shl", "shr", "const", "broadcast",
@@ -106,6 +108,9 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sin": np.sin, "cos": np.cos, "tan": np.tan,
     "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh, "erf": erf, "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "pow": np.power,
+    "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1, "log10": np.log10, "log1p": np.log1p, "asin": np.arcsin, "acos": np.arccos,
+    "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "cbrt": np.cbrt, "atan2": np.arctan2, "hypot": np.hypot,
+    "erfc": erfc_of_wide, "lgamma": lgamma_of_wide, "tgamma": tgamma_of_wide,
 }  # fmt: skip
 
 
@@ -130,6 +135,8 @@ def errors(opcode: str, arrays: Sequence[np.ndarray], got: np.ndarray) -> np.nda
 
 
 def assert_within_bound(opcode: str, arrays: Sequence[np.ndarray], dtype: DType, **how) -> float:
+    if opcode == "lgamma":
+        arrays = [np.abs(a) for a in arrays]  # below zero it has zeros that no bound in units holds for
     got = expanded(opcode, arrays, dtype, **how)
     assert got.dtype == dtype.numpy
     distance = errors(opcode, arrays, got)
@@ -164,6 +171,7 @@ def samples(dtype: DType, count: int) -> np.ndarray:
         1 + random.uniform(-1, 1, count) * 2.0 ** -random.integers(0, dtype.mantissa, count),
         random.uniform(-1, 1, count) * (110 if single else 760),
         random.uniform(-10, 10, count),
+        random.uniform(-1.1, 1.1, count),
         np.arange(1, count) * (math.pi / 2),
         random.uniform(0.5, 1, count) * 2.0 ** random.choice([44, 65, 86, 107, 128], count),
         [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0],
@@ -179,7 +187,8 @@ def samples(dtype: DType, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("opcode", ONE_OPERAND)
 def test_f32_over_all_bit_patterns(opcode: str) -> None:
-    patterns = np.arange(0, 2**32, 3001, dtype=np.uint64).astype(np.uint32)  # a prime stride: every exponent, mixed digits
+    stride = 30011 if opcode in ("erfc", "lgamma", "tgamma") else 3001  # primes: every exponent, mixed digits; some references are slow
+    patterns = np.arange(0, 2**32, stride, dtype=np.uint64).astype(np.uint32)
     assert_within_bound(opcode, [patterns.view(np.float32)], f32)
 
 
@@ -230,6 +239,124 @@ def test_pow(dtype: DType, contract: bool) -> None:
     assert_within_bound("pow", pow_operands(dtype, 20_000), dtype, contract=contract)
 
 
+@pytest.mark.skipif(not EXTENDED, reason="needs a long double wider than f64 as reference")
+@pytest.mark.parametrize("contract", [False, True])
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("opcode", ["atan2", "hypot"])
+def test_functions_of_two_operands(opcode: str, dtype: DType, contract: bool) -> None:
+    """Any two numbers, two of about the same size, and every pair of special values."""
+    random = np.random.default_rng(19)
+    anything = samples(dtype, 2000 if dtype is f32 else 500)
+    with np.errstate(all="ignore"):
+        near = (anything.astype(np.float64) * random.normal(size=len(anything))).astype(dtype.numpy)
+    limits = np.finfo(dtype.numpy)
+    specials = np.array([0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 1e30, -1e-30, limits.max, limits.tiny, limits.smallest_subnormal], dtype.numpy)
+    first, second = np.meshgrid(specials, specials)
+    a = np.concatenate([anything, anything, first.ravel()])
+    b = np.concatenate([random.permutation(anything), near, second.ravel()])
+    assert_within_bound(opcode, [a, b], dtype, contract=contract)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_lgamma_of_negative_numbers(dtype: DType) -> None:
+    """Within units of the larger of its two terms, which cancel near its zeros."""
+    random = np.random.default_rng(23)
+    x = np.concatenate([-random.uniform(0, 40, 4000), -(10.0 ** random.uniform(-30, 0, 500)), -np.arange(0.5, 60), [-1.0, -7.0, -0.0, -INF, -1e30]]).astype(dtype.numpy)
+    got = expanded("lgamma", [x], dtype).astype(np.longdouble)
+    with np.errstate(all="ignore"):
+        want = lgamma_of_wide(x.astype(np.longdouble))
+        unit = np.spacing(np.maximum(np.abs(lgamma_of_wide(-x.astype(np.longdouble))), np.maximum(np.abs(want), 1)).astype(dtype.numpy))
+        close = (np.abs(got - want) <= 4 * unit) | (np.isinf(got) & (got == want))
+    assert close.all(), x[~close][:5]
+
+
+NARROW = [f16, bf16, f8e4m3, f8e5m2]
+
+
+def two_of(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(29)
+    if dtype in NARROW:
+        patterns = np.arange(0, 2**dtype.bits, 1 if dtype.bits == 8 else 37, dtype=np.uint32)
+        x = patterns.astype(f"u{dtype.bits // 8}").view(dtype.numpy)
+    else:
+        x = samples(dtype, 1500)
+    y = random.permutation(x)
+    return np.concatenate([x, x[:99], y[:99]]), np.concatenate([y, x[:99], np.zeros(99, x.dtype)])
+
+
+def assert_same_bits(got: np.ndarray, want: np.ndarray, *given: np.ndarray) -> None:
+    assert got.dtype == want.dtype
+    with np.errstate(invalid="ignore"):
+        a, b = got.astype(np.float64), want.astype(np.float64)
+    same = ((a == b) & (np.signbit(a) == np.signbit(b))) | (np.isnan(a) & np.isnan(b))
+    wrong = np.flatnonzero(~same)
+    assert not len(wrong), [(*(g[i] for g in given), got[i], want[i]) for i in wrong[:5]]
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, *NARROW], ids=str)
+@pytest.mark.parametrize("opcode", ["fmod", "copysign", "nextafter", "frexp_fraction", "frexp_exponent", "scale_by_power"])
+def test_functions_of_bits_are_exact(opcode: str, dtype: DType) -> None:
+    x, y = two_of(dtype)
+    if opcode == "scale_by_power":
+        n = np.random.default_rng(31).integers(-2300, 2300, len(x)).astype(np.int32)
+        n[::3] = n[::3] % 320 - 160
+        n[:3] = [2**31 - 1, -(2**31), 0]
+        builder = Builder()
+        operands = [Value(Scalar(dtype)), Value(Scalar(i32))]
+        result = expand(builder, opcode, operands, CPU)
+        values = dict(zip(operands, [x, n], strict=True))
+        with np.errstate(all="ignore"):
+            interpret(builder.ops, values)
+        assert result is not None
+        assert_same_bits(values[result], evaluate(opcode, [x, n], {}, dtype), x, n)
+        return
+    arrays = [x] if opcode.startswith("frexp") else [x, y]
+    with np.errstate(all="ignore"):
+        got, want = expanded(opcode, arrays, dtype), evaluate(opcode, arrays, {}, dtype)
+        if opcode == "fmod" and dtype is f64:
+            few = np.abs(x / y) <= 2.0**300  # a larger quotient may give NaN
+            arrays, got, want = [x[few], y[few]], got[few], want[few]
+    assert_same_bits(got, want, *arrays)
+
+
+def test_nextafter_and_frexp_are_those_of_numpy() -> None:
+    for dtype in (np.float16, np.float32, np.float64):
+        x = np.array([0.0, -0.0, 1.0, -1.0, 2.0, INF, -INF, NAN, np.finfo(dtype).max, np.finfo(dtype).tiny, np.finfo(dtype).smallest_subnormal], dtype)
+        first, second = (m.ravel() for m in np.meshgrid(x, x))
+        ours = from_numpy(np.dtype(dtype))
+        differ = first != second  # of equal numbers it is the second, which NumPy forgets of zeros in f16
+        with np.errstate(all="ignore"):
+            wanted = np.nextafter(first, second)[differ]
+        assert_same_bits(evaluate("nextafter", [first, second], {}, ours)[differ], wanted, first[differ], second[differ])
+        finite = x[np.isfinite(x)]
+        assert_same_bits(evaluate("frexp_fraction", [finite], {}, ours), np.frexp(finite)[0], finite)
+        assert_same_bits(evaluate("frexp_exponent", [finite], {}, ours), np.frexp(finite)[1], finite)
+
+
+KNOWN = [
+    ("erfc", 0.25, "0.72367360983176306701"), ("erfc", 1.5, "0.033894853524689272933"), ("erfc", -2.0, "1.9953222650189527342"),
+    ("erfc", 10.0, "2.088487583762544757e-45"), ("tgamma", 0.5, "1.7724538509055160273"), ("tgamma", 4.5, "11.631728396567448929"),
+    ("tgamma", 34.0, "8.6833176188118864955e36"), ("tgamma", -2.5, "-0.94530872048294188123"), ("lgamma", 0.001, "6.9071788853838536617"),
+    ("lgamma", 1.25, "-0.098271836421813161464"), ("lgamma", 2.0000009536743164, "4.0319885504430155482e-7"),
+    ("lgamma", 1000.5, "5908.6741758486774887"), ("lgamma", -0.5, "1.2655121234846453965"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("opcode", "x", "want"), KNOWN)
+def test_wide_references_are_right(opcode: str, x: float, want: str) -> None:
+    """Digits computed with 50 places."""
+    with np.errstate(all="ignore"):
+        got = REFERENCES[opcode](np.array([x], np.longdouble))[0]
+    assert abs(got / np.longdouble(want) - 1) < (1e-18 if EXTENDED else 1e-14)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_powers_of_ten_are_whole(dtype: DType) -> None:
+    exponents = np.arange(11 if dtype is f32 else 23)
+    powers = np.array([10.0**k for k in exponents], dtype.numpy)
+    np.testing.assert_array_equal(expanded("log10", [powers], dtype), exponents)
+
+
 def test_tanh_and_erf_never_pass_one_and_sigmoid_stays_inside() -> None:
     x = samples(f32, 50_000)
     x = x[~np.isnan(x)]
@@ -274,10 +401,12 @@ def test_expansions_use_basic_ops_in_every_container(container: Callable[[DType]
     allowed = BASIC | ({"exp2_approx", "if", "yield", "extract", "pack"} if target is GPU else {"ldexp"})
     for opcode in EXPANDED:
         builder = Builder()
-        operands = [Value(container(dtype)) for _ in range(2 if opcode in ("pow", "floordiv", "mod") else 1)]
+        operands = [Value(container(dtype)) for _ in range(2 if opcode in (*TWO_OPERANDS, "floordiv", "mod", "fmod", "copysign", "nextafter") else 1)]
+        if opcode == "scale_by_power":
+            operands.append(Value(container(i32)))
         result = expand(builder, opcode, operands, target)
         assert result is not None
-        assert result.type == container(dtype)
+        assert result.type == container(i32 if opcode == "frexp_exponent" else dtype)
         used = {op.opcode for op in walk(Block((), tuple(builder.ops)))}
         assert used <= allowed, used - allowed
 

@@ -236,3 +236,25 @@ def test_in_place_results_stay_right() -> None:
     given = x.copy()
     scaled_product(given, scale, w, out=given, device="cpu")
     np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-5)
+
+
+@tw.kernel
+def windows(x: tw.Array) -> tw.Array:
+    (n,) = x.shape
+    a = tw.empty((n,), tw.f32)
+    for i in tw.grid(n):
+        v = x[i]
+        a[i] = v * (2.5 * v + 0.5) * (v - 0.25) * (v + 0.125) * (v * v - 3.0) * (v - 7.0)
+    out = tw.empty((n,), tw.f32)
+    for i in tw.grid(n):
+        out[i] = a[max(i - 2, 0)] + a[max(i - 1, 0)] + a[i] + a[min(i + 1, n - 1)] + a[min(i + 2, n - 1)]
+    return out
+
+
+def test_a_window_does_not_compute_a_long_map_for_each_of_its_places() -> None:
+    (kept,) = report(windows, np.zeros(100, np.float32)).refused
+    assert re.fullmatch(r"every element would be computed 5 times over \(\d+ operations each\)", kept.reason)
+    x = np.linspace(-1, 1, 33).astype(np.float32)
+    a = x * (2.5 * x + 0.5) * (x - 0.25) * (x + 0.125) * (x * x - 3.0) * (x - 7.0)
+    wanted = sum(a[np.clip(np.arange(33) + k, 0, 32)] for k in range(-2, 3))
+    np.testing.assert_allclose(windows(x), wanted, rtol=1e-4, atol=1e-5)

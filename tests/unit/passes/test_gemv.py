@@ -13,7 +13,7 @@ from tilewright.base.dtypes import by_name
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
-from tilewright.passes.packed.units import UNITS
+from tilewright.passes.packed.units import FINE_UNITS, UNITS
 from tilewright.passes.pipeline import Stages
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.text import parse_schedule
@@ -203,8 +203,8 @@ def test_packed_rows(name: str) -> None:
     # Bytes are read as words, and neighbours at once where they are aligned.
     loads = [op for call in stages.thread.calls for op in walk(call.kernel.body) if op.opcode == "load" and op.operands[0].name == "w"]
     assert {str(op.operands[0].type.dtype) for op in loads} == {"u32" if name == "q4_k" else "u16"}  # type: ignore[union-attr]
-    assert {op.attrs.get("width") for op in loads} == {4 if name == "q4_k" else None}
-    unit = stages.schedules[0].unit  # type: ignore[union-attr]
+    assert {op.attrs.get("width") for op in loads} == ({4, None} if name == "q4_k" else {None})  # q4_k: the scales of a block, and one word of a row
+    unit = UNITS[name].elements
     check_packed(few, wide(rows) @ known.T, w, rows, f"family=gemv m=2 n=2 k={64 * unit} vector=1 unit={unit} warps_n=2 warps_k=2")
 
 
@@ -274,7 +274,9 @@ def test_packed_rows_by_matrix_instructions(name: str) -> None:
         stages = check_packed(gemv, known @ wide(x), w, x)
         opcodes = [op.opcode for op in walk(stages.thread.calls[0].kernel.body)]
         assert ("mma" in opcodes) == stages.schedules[0].matrix and "dot_pairs" not in opcodes  # type: ignore[union-attr]
-        assert stages.schedules[0].matrix == (x.dtype != np.float32 or name not in UNITS)  # type: ignore[union-attr]
+        assert stages.schedules[0].matrix == (x.dtype != np.float32 or name not in UNITS | FINE_UNITS)  # type: ignore[union-attr]
+    if name in ("q4_1", "q5_0", "q5_1"):  # three bf16 for each f32
+        check_packed(gemv, known @ wide(x), w, x, "family=gemv m=1 n=8 k=512 vector=1 unit=8 warps_n=2 warps_k=2 matrix=1")
     rows = numbers(BF16, 3, 768)
     check_packed(few, wide(rows) @ known.T, w, rows)
 
@@ -342,3 +344,10 @@ def test_other_gpus_have_no_such_instructions() -> None:
     assert not any(getattr(s, "matrix", False) for s in stages.schedules)
     w, _ = packed_as(8, 512, "q5_0")
     assert not any(isinstance(s, Gemv) for s in lowered(gemv, w, numbers(BF16, 512), target="sm_75").schedules)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "words"), [("q8_0", "n=16 k=128 lanes_n=2 warps_n=4 stages=3"), ("q4_0", "n=8 k=64 lanes_n=4"), ("q5_0", "n=2 k=256 warps_n=2"), ("q5_k", "n=1 k=1024 warps_k=4"), ("q4_1", "n=4 k=512 warps_n=2")])
+def test_rows_by_plain_arithmetic_in_units_of_8(name: str, words: str) -> None:
+    w, known = packed_as(19, 768, name)
+    x = numbers(np.float32, 768)
+    check_packed(gemv, known @ wide(x), w, x, f"family=gemv m=1 vector=1 unit=8 {words}")

@@ -8,6 +8,7 @@ from tilewright.compile.driver import Signature, front_end
 from tilewright.ir.program import Program
 from tilewright.ir.text import print_program
 from tilewright.ir.verify import verify_program
+from tilewright.passes.program.watch_indices import watch_indices
 from tilewright.tree.block_graph import AffineIndex, BlockCall, BlockGraph, BlockView, StorageLayout, straight
 from tilewright.tree.syntax import Param
 from tilewright.tree.typed import ArrayArg
@@ -77,3 +78,11 @@ def test_several_results() -> None:
     whole = BlockView(0, (None, None), straight(2))
     program = joined("x", (BlockCall(double.function, ("x",), (PLAIN,)), BlockCall(double.function, (whole,), (PLAIN,))), (1, 0))
     assert len(program.outputs) == 2 and not program.scratch
+
+
+def test_a_place_that_no_index_moves_from_is_checked_at_the_call() -> None:
+    """The third row as a matrix of one row: three rows have to be there, and no kernel asks again."""
+    third = BlockView(0, (1, None), (AffineIndex(2, (0, 0)), AffineIndex(0, (0, 1))))
+    program = joined("x", (BlockCall(double.function, ("x",), (PLAIN,)), BlockCall(double.function, (third,), (PLAIN,))), (1,))
+    assert ("2", "lt", "rows") in [(str(check.left), check.relation, str(check.right)) for check in program.checks]
+    assert "watch" not in print_program(watch_indices(program, "all"))

@@ -143,7 +143,7 @@ def test_every_pass_is_dumped(order: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_every_pass_is_timed() -> None:
     times = PATHS["thread"]().trace.times  # type: ignore[attr-defined]
-    ran = [step.run for order in ("loop", "plan", "program", "tile", "thread") for step in ORDERS[order] if step.only not in (pipeline.WITH_WINDOWS, pipeline.WITH_UNITS, pipeline.WITH_WORDS, pipeline.UNPACKING, pipeline.BRINGS_PACKED, pipeline.WITH_SEVERAL, pipeline.WITH_FETCH, pipeline.WITH_PARTS, pipeline.UNPLANNED_CPU, pipeline.ON_CPU)]
+    ran = [step.run for order in ("loop", "plan", "program", "tile", "thread") for step in ORDERS[order] if step.only not in (pipeline.WITH_WINDOWS, pipeline.WITH_FLAT_ROWS, pipeline.WITH_UNITS, pipeline.WITH_WORDS, pipeline.UNPACKING, pipeline.BRINGS_PACKED, pipeline.WITH_SEVERAL, pipeline.WITH_FETCH, pipeline.WITH_PARTS, pipeline.UNPLANNED_CPU, pipeline.ON_CPU)]
     assert {one.name for one in ran if isinstance(one, Pass)} <= times.keys()
     assert all(seconds >= 0 for seconds in times.values())
 
@@ -185,6 +185,7 @@ def test_names_are_unique_and_orders_have_titles() -> None:
         ("family=attention_mma m=64 n=64 k=64", "sm_80", "lower_attention", "lower_mma_attention"),
         ("family=cpu m=64 n=64 k=64", "x86-64-avx512", "lower_contraction_cpu", "lower_tiles"),
         ("family=cpu m=64 n=64 k=64 beside=2", "x86-64-avx512", "lower_products_cpu", "lower_tiles"),
+        ("family=cpu m=64 n=64 k=64 half=1", "x86-64-avx512", "lower_symmetric_cpu", "lower_tiles"),
         ("family=amx m=64 n=64 k=64", "x86-64-amx", "lower_contraction_amx", "lower_tiles"),
         ("family=cpu_attention m=64 n=64 k=64", "x86-64-avx512", "lower_attention_cpu", "lower_tiles"),
     ],

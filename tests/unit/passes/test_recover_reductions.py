@@ -206,7 +206,7 @@ let y = compute(x) {{
             return np.zeros(len(X), np.float32)
 
         ZynModule(parse_module(self.text), compute).run(x=X)
-        runner = Runner(functions[0], "ieee", "")
+        runner = Runner(functions[0], "auto", "")
         signature = runner.signature(runner.arguments({"x": X}, False), False)
         (call,) = compile_stages(functions[0], signature, host_cpu()).stages.loop.calls
         return call.kernel

@@ -16,6 +16,7 @@ from support import (
     run_cpu,
     run_stages,
     stages_of,
+    strided,
 )
 from tilewright.base.dtypes import by_name, f32
 from tilewright.base.sizes import Size
@@ -99,3 +100,27 @@ def test_a_reduction_that_needs_its_neighbours_is_not_cut() -> None:
         b.multi("store", o, b.reduce("add", [n], lambda inner, k: [inner.sub(inner.op("load", x, k), total)])[0])
 
     assert calls(loop_kernel("centred", [x, o], [], body), n=1 << 24) == 1
+
+
+def sum_of_view(kind: str) -> Kernel:
+    """A reduction over both axes of a view that is not one piece of memory."""
+    x, o = strided("x", f32, ("rows", "columns"), ("down", "across")), array("o", f32)
+
+    def body(b: Builder) -> None:
+        extents = [b.index(Size.of("rows")), b.index(Size.of("columns"))]
+        b.multi("store", o, b.reduce(kind, extents, lambda inner, i, j: [inner.op("load", x, i, j)])[0])
+
+    return loop_kernel("view", [x, o], (), body)
+
+
+def test_a_sum_over_several_indices_is_cut_on_a_cpu() -> None:
+    assert calls(sum_of_view("add"), "aarch64-neon") == 2
+    assert calls(sum_of_view("add"), "sm_90a") == 1, "other passes cut it there"
+
+
+@pytest.mark.parametrize("kind", ["add", "max"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 70_001), (301, 211)])
+def test_the_answer_of_a_view_stays(kind: str, shape: tuple[int, int]) -> None:
+    x = data(np.random.default_rng(shape[0]), (shape[0], 3 * shape[1]), f32)[:, ::3]
+    want = x.astype(float).sum() if kind == "add" else x.max()
+    assert_close(run_cpu(program(sum_of_view(kind)), {"x": x})["o"], want, f32, 8, np.abs(x).astype(float).sum())

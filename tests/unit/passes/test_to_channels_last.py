@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.families import convolutions
 
 import tilewright as tw
+from images_reference import convolved as convolved_images
+from images_reference import transposed
 from kernels_matrix import again, convolved, nest
 from tilewright.analysis.contraction import find_contraction, image
 from tilewright.base.dtypes import bf16
@@ -16,6 +19,7 @@ from tilewright.ir.nodes import Kernel, walk
 from tilewright.passes.pipeline import prepare
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
 from tilewright.passes.runner import Trace
+from tilewright.passes.schedules.matrix import Wgmma
 
 GUARD = ["y = i + u - 1", "z = j + v - 1", "if y >= 0 and y < h and z >= 0 and z < w:"]
 FIRST, LAST = "n, c, h, w = x.shape", "n, h, w, c = x.shape"
@@ -74,4 +78,52 @@ def test_results_alone(schedule: str) -> None:
     stages = kernel.stages(x, f, target="sm_90a").stages
     for stage in (stages.tile, stages.thread):
         (found,) = run_program(stage, {"x": x, "f": f}).values()
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "one", "other", "stride", "padding", "dilation", "is_transposed"),
+    [
+        (convolutions.conv1d(2, 3, 2), (2, 34, 50), (20, 34, 5), (2,), (3,), 2, False),
+        (convolutions.conv3d(2, 1), (1, 34, 5, 6, 7), (20, 34, 3, 3, 3), (2, 2, 2), (1, 1, 1), 1, False),
+        (convolutions.transposed2d((1, 1), (3, 1), 2, True), (2, 34, 5, 6), (34, 20, 3, 3), (1, 1), (3, 1), 2, True),
+    ],
+    ids=["one axis", "three axes", "backwards"],
+)
+def test_images_of_other_forms(
+    kernel: tw.Kernel[..., Any], one: tuple[int, ...], other: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], dilation: int, is_transposed: bool
+) -> None:
+    """One axis gets a second, three are five with batch and channels, and taps that run backwards run the other way."""
+    rng = np.random.default_rng(7)
+    x, w = (rng.integers(-2, 3, shape).astype(bf16.numpy) for shape in (one, other))
+    want = (transposed if is_transposed else convolved_images)(x, w, stride, padding, dilation).astype(bf16.numpy)
+    turned = again(kernel, schedule="family=wgmma m=64 n=64 k=64 stages=2 swap_ab=1 store=direct to_channels_last=image")
+    stages = turned.stages(x, w, target="sm_90a").stages
+    for stage in (stages.tile, stages.thread):
+        (found,) = run_program(stage, {"x": x, "w": w}).values()
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "one", "other"),
+    [
+        (convolutions.conv1d(1, 2, 1), (32, 512, 5070), (22, 512, 6)),
+        (convolutions.transposed2d((1, 1), (3, 0), 2, True), (12, 256, 25, 28), (256, 256, 5, 5)),
+    ],
+    ids=["one axis", "backwards"],
+)
+def test_the_copy_engine_finds_pixels(kernel: tw.Kernel[..., Any], one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    chosen = kernel.stages(*(np.empty(shape, bf16.numpy) for shape in (one, other)), target="sm_90a").stages.schedules
+    assert any(isinstance(s, Wgmma) and s.a_copy == "im2col" and s.to_channels_last for s in chosen)
+
+
+def test_channels_of_no_whole_16_bytes() -> None:
+    """They lie last already, but no copy engine reads them: the copy has zeros behind them."""
+    rng = np.random.default_rng(8)
+    x, w = (rng.integers(-2, 3, shape).astype(bf16.numpy) for shape in ((2, 5, 6, 35), (20, 3, 3, 35)))
+    want = convolved_images(x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2), (1, 1), (1, 1), 1).transpose(0, 2, 3, 1).astype(bf16.numpy)
+    kernel = again(convolutions.conv2d_last((1, 1), (1, 1), 1), schedule="family=wgmma m=64 n=64 k=64 stages=2 to_channels_last=image")
+    stages = kernel.stages(x, w, target="sm_90a").stages
+    for stage in (stages.tile, stages.thread):
+        (found,) = run_program(stage, {"x": x, "w": w}).values()
         np.testing.assert_array_equal(found, want)

@@ -15,7 +15,7 @@ from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
 from tilewright.passes.pipeline import Stages
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import Fma, GpuProduct, Mma, Wgmma
+from tilewright.passes.schedules.matrix import GpuProduct, Mma, Wgmma
 
 BF16 = ml_dtypes.bfloat16
 FORMATS = [*(d for d in dtypes.ALL if d.is_packed), tw.q4_group(32), tw.q4_group(16, scale=tw.f32, zero_point=True), tw.q8_group(64, zero_point=True)]
@@ -144,7 +144,7 @@ def test_what_cannot_be_unpacked_on_the_way() -> None:
     assert lowered(product, x, w).loop.scratch, "f32 is not for matrix units"
 
 
-@pytest.mark.parametrize(("target", "dtype", "family"), [("sm_90a", np.float16, Wgmma), ("sm_90a", np.float32, Fma), ("sm_80", BF16, Mma), ("sm_80", np.float32, Fma)])
+@pytest.mark.parametrize(("target", "dtype", "family"), [("sm_90a", np.float16, Wgmma), ("sm_90a", np.float32, Mma), ("sm_80", BF16, Mma), ("sm_80", np.float32, Mma)])
 @pytest.mark.parametrize(("m", "n"), [(70, 33)])
 def test_dtypes_and_targets(target: str, dtype: type, family: type[GpuProduct], m: int, n: int) -> None:
     w, x = tw.quantize(normal(n, 256), tw.q4_k), normal(m, 256).astype(dtype)

@@ -68,3 +68,29 @@ def test_nothing_is_launched_for_what_is_refused(programs: Programs) -> None:
         tw.gpu_reduce(given, 0, "median")
     assert tw.gpu_sort(given[:0]).shape == (0, 5)
     assert len(programs.launched) == before
+
+
+def test_filters_of_a_known_form(programs: Programs) -> None:
+    """The second call of a form goes straight to the launch; other forms, named streams and empty arrays take the general path."""
+    rng = np.random.default_rng(0)
+
+    def positive(x: object) -> np.ndarray:
+        found: np.ndarray = tw.filter(x, lambda v: v > 0).numpy()
+        return found
+
+    for dtype in (np.float32, np.int64):
+        for shape in ((3000,), (1,), (31, 33), (4097,)):
+            x = (rng.standard_normal(shape) * 9).astype(dtype)
+            given = tw.asarray(x, device="cuda")
+            for _ in range(3):
+                assert np.array_equal(positive(given), x[x > 0])
+    x = rng.standard_normal(500).astype(np.float32)
+    given = tw.asarray(x, device="cuda")
+    assert np.array_equal(positive(given[1:]), x[1:][x[1:] > 0])
+    assert positive(given[:0]).size == 0
+    kept = [tw.filter(given, lambda v: v > 0), tw.filter(given, lambda v: v < 0), tw.filter(given, lambda v: v > 0)]
+    assert [len(k.numpy()) for k in kept] == [(x > 0).sum(), (x < 0).sum(), (x > 0).sum()], "results of calls do not share memory"
+    for limit in (0.0, 1.0, 0.0):
+        assert np.array_equal(tw.filter(given, lambda v: v > limit).numpy(), x[x > limit])  # noqa: B023
+    with tw.Stream("cuda"):
+        assert np.array_equal(positive(given), x[x > 0])

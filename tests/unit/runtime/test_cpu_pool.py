@@ -58,6 +58,33 @@ done:
 }}
 """
 
+# Each claim notes its thread and its core, and takes its time.
+CORES = f"""
+declare i32 @sched_getcpu()
+declare i64 @pthread_self()
+
+define void @note(ptr %slots, i64 %begin, i64 %end) {{
+head:
+{kernels.slots("ptr", "ptr")}
+  %thread = call i64 @pthread_self()
+  %core = call i32 @sched_getcpu()
+  %core.wide = zext i32 %core to i64
+  %thread.at = getelementptr i64, ptr %p0, i64 %begin
+  %core.at = getelementptr i64, ptr %p1, i64 %begin
+  store i64 %thread, ptr %thread.at
+  store i64 %core.wide, ptr %core.at
+  br label %wait
+wait:
+  %turn = phi i64 [ 0, %head ], [ %next, %wait ]
+  %next = add i64 %turn, 1
+  store volatile i64 %thread, ptr %thread.at
+  %more = icmp slt i64 %next, 200000
+  br i1 %more, label %wait, label %done
+done:
+  ret void
+}}
+"""
+
 
 class Counter:
     """The counting kernel and its buffers."""
@@ -114,6 +141,30 @@ def test_workers_that_slept_come_back(pool: cpu_pool.ThreadPool, code: ObjectCod
         assert asleep == 2
     assert pool._field(abi.POOL_PENDING).value == 0
     assert pool._field(abi.POOL_GENERATION).value % 2 == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or len(cpu_pool.usable_cores()) < 2, reason="one core, or no say in it")
+def test_threads_of_a_job_have_cores_of_their_own() -> None:
+    target = host_cpu()
+    pool = cpu_pool.partition(0, 1)  # a pool of its own, of all cores
+    pool.threads = 2
+    code = ObjectCode(compile_object(CORES, target))
+    entry = code.address("note")
+    threads, cores = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    slots = np.array([a.__array_interface__["data"][0] for a in (threads, cores)], np.uint64)
+    for _ in range(3):  # other processes may want the cores just then
+        shared = stacked = 0
+        for turn in range(400):
+            if turn % 4 == 0:
+                time.sleep(0.002)  # they sleep, and are woken again
+            pool.launch(entry, slots.__array_interface__["data"][0], 2, PARALLEL_WORK)
+            shared += int(threads[0] != threads[1])
+            stacked += int(threads[0] != threads[1] and cores[0] == cores[1])
+        if stacked <= 5 + shared // 4:
+            break
+    pool.threads = 1
+    # The system may move a thread at any time; without a core of its own it is most of them.
+    assert stacked <= 5 + shared // 4, f"{stacked} of {shared} jobs ran both halves on one core"
 
 
 def test_small_launches_stay_in_the_caller(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:

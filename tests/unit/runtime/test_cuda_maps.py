@@ -142,6 +142,18 @@ def test_form_of_images() -> None:
     assert map_form(IMAGES, {**IMAGE_SIZES, "n": 0}) == nothing
 
 
+def test_form_of_images_with_planes() -> None:
+    """Five axes: corners reach less far."""
+    deep = MapParam(
+        "a", dtypes.bf16, (N, H, H, W, C), (H * H * W * C, H * W * C, W * C, C, ONE), (1, 1, 1, 1, 64), 128, 96, lower=(ONE, ONE * -1, PAD * -1),
+        upper=(ONE * -2, ONE * -1, PAD - 4), steps=(2, 1, 2),
+    )  # fmt: skip
+    form = map_form(deep, IMAGE_SIZES)
+    assert (form.lower, form.upper, form.steps) == ((-3, -1, 1), (-1, -1, -2), (1, 2, 1, 2, 1))
+    with pytest.raises(TargetLimit, match="between -16 and 15"):
+        map_form(deep, {**IMAGE_SIZES, "pad": 17})
+
+
 def test_images_whose_positions_no_map_has() -> None:
     assert map_form(IMAGES, {**IMAGE_SIZES, "pad": 128}).lower == (-128, -1)
     with pytest.raises(TargetLimit, match=r"TW020.*'a' .* image .* start at \[-1, -129\] and end at \[-1, 125\] .* -128 and 127"):
@@ -159,7 +171,7 @@ def test_images_whose_positions_no_map_has() -> None:
         ({"pixels": -1}, "-1 pixels with the box"),
         ({"box": (1, 1, 2, 64)}, r"96 pixels with the box \(1, 1, 2, 64\)"),
         ({"box": (1, 1, 1, 264), "swizzle": 0}, r"the box \(1, 1, 1, 264\)"),
-        ({"lower": (ONE,)}, "are not two of each"),
+        ({"lower": (ONE,)}, "are not 2 of each"),
         ({"steps": (1, 9)}, "steps of 1 to 8"),
     ],
 )

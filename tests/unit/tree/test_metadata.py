@@ -64,7 +64,7 @@ def test_every_attribute_is_read_or_refused() -> None:
     forms = {
         "kernel": "@kernel elementwise", "device": '@device("cpu")', "workgroup": "@workgroup(64)", "shared": "@shared(64)", "tile": "@tile(4)",
         "broadcast": "@broadcast(x, axis=0)", "parallel": "@parallel(data)", "precision": "@precision(tf32)", "max_registers": "@max_registers(64)",
-        "vector": "@vector(4)", "unroll": "@unroll(2)", "cpu_affinity": "@cpu_affinity(1)", "activations": "@activations(q8)",
+        "vector": "@vector(4)", "unroll": "@unroll(2)", "cpu_affinity": "@cpu_affinity(1)", "activations": "@activations(q8)", "optimize": "@optimize(O1)",
     }  # fmt: skip
     for word in ATTRIBUTES:
         metadata, errors = read(forms.get(word.name, f"@{word.name}"))

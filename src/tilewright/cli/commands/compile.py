@@ -11,8 +11,9 @@ from tilewright.base.target import Target, parse_target
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.sources import Entry, File, choose, read_source, walk
 from tilewright.codegen.llvm import native
-from tilewright.compile.build import is_proven, llvm_text
-from tilewright.compile.driver import compile_kernel, compile_stages
+from tilewright.codegen.registry import backend_for
+from tilewright.compile.build import is_proven, legal_program, llvm_text
+from tilewright.compile.driver import at_level, compile_kernel, compile_stages
 from tilewright.compile.isolate import compile_isolated
 from tilewright.ir.program import Program
 from tilewright.ir.text import print_program
@@ -65,9 +66,10 @@ def stage_text(entry: Entry, target: Target, stage: str) -> str:
     if stage == "syntax":
         return show(entry.function)
     signature = entry.signature(target.is_gpu)
-    if stage in ("ptx", "asm") and target.is_gpu:
+    if stage in ("ptx", "asm") and target.is_gpu and backend_for(target).listing is None:
         return compile_kernel(entry.function, signature, target).code.decode()
     done = compile_stages(entry.function, signature, target)
+    target = at_level(entry.function, target)
     if stage == "typed":
         return typed_text.show(done.typed)
     if stage == "loop":
@@ -76,16 +78,17 @@ def stage_text(entry: Entry, target: Target, stage: str) -> str:
         return print_program(done.stages.tile)
     if stage == "thread":
         return print_program(done.stages.thread)
-    text, _ = llvm_text(done.stages.thread, target)
-    chosen = "\n".join(f"{_COMMENT[stage]} {schedule.describe()}" for schedule in done.stages.schedules)
+    text, _ = llvm_text(legal_program(done.stages.thread, target), target)
+    comment = ";" if target.kind.startswith("spirv-") else _COMMENT[stage]
+    chosen = "\n".join(f"{comment} {schedule.describe()}" for schedule in done.stages.schedules)
     return f"{chosen}\n{text if stage == 'llvm' else _assembly(text, done.stages.thread, target)}"
 
 
 def _assembly(text: str, program: Program, target: Target) -> str:
-    if all(is_proven(call.kernel) for call in program.calls):
-        return native.emit_assembly(text, target)
+    if backend_for(target).finish_apart is None or all(is_proven(call.kernel) for call in program.calls):
+        return (backend_for(target).listing or native.emit_assembly)(text, target)
     names = target.triple, target.cpu, native.machine_features(target)
-    return compile_isolated("tilewright.codegen.llvm.native:emit_assembly_for", text, *names).decode()
+    return compile_isolated("tilewright.codegen.llvm.native:emit_assembly_for", text, *names, target.level).decode()
 
 
 def write_text(text: str, output: str | None) -> None:

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewright.base.errors import DeviceError
+from tilewright.base.target import names, parse_target
 from tilewright.compile.store import disk_cache
-from tilewright.execute.devices import Device
+from tilewright.execute.devices import Device, named_devices
 from tilewright.execute.devices import devices as find_devices
 from tilewright.execute.kinds import absences, kind_of
 
@@ -26,8 +27,13 @@ def devices(limits: bool = False) -> None:
     if limits:
         for device in find_devices():
             _print_limits(device)
+    disguised = named_devices()
+    if disguised:
+        click.echo("by name only, since these run on the CPU: " + ", ".join(f"{device.id} ({device.name})" for device in disguised))
     for reason in absences():
         click.echo(reason)
+    checked = [name for name in names() if not parse_target(name).executed]
+    click.echo(f"targets that are checked, not executed (no device was in reach): {', '.join(checked)}")
 
 
 def _free(device: Device) -> str:

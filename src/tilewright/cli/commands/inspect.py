@@ -15,7 +15,9 @@ from dataclasses import fields, is_dataclass, replace
 
 import click
 
+from tilewright.analysis.index_proofs import explained
 from tilewright.analysis.work import Work, work_of
+from tilewright.base import levels
 from tilewright.base.artifact import Artifact, Launch
 from tilewright.base.errors import TilewrightError
 from tilewright.base.occupancy import Occupancy, occupancy
@@ -26,14 +28,18 @@ from tilewright.cli.guess import parse_arguments
 from tilewright.cli.plots import Roof, plot_roofline
 from tilewright.cli.sources import Entry, choose, read_source, walk
 from tilewright.codegen.nvptx import ptxas
-from tilewright.compile.driver import Compilation, compile_kernel, compile_stages
+from tilewright.codegen.registry import backend_for
+from tilewright.compile.build import llvm_text
+from tilewright.compile.driver import Compilation, Signature, at_level, compile_kernel, compile_stages, front_end
 from tilewright.execute.devices import array_device, devices
 from tilewright.ir.nodes import Kernel
-from tilewright.ir.types import dtype_of
+from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.fates import Fate
+from tilewright.passes.program.watch_indices import WATCHED, steps_inside
 
 _MATRIX = re.compile(
     r"\b(wgmma)\.mma_async\.sync\.aligned\.([\w.]+)|\b(mma)\.sync\.aligned\.([\w.]+)|\b(tcgen05)\.mma\.([\w.:]+)"
+    r"|@llvm\.amdgcn\.(mfma|wmma)\.([\w.]+)\("
 )
 _COPIES = (("tma", r"\bcp\.async\.bulk\."), ("cp.async", r"\bcp\.async\.c[ag]\."), ("plain", r"\b(?:ld|st)\.global\b"))
 _ARITHMETIC = {"e4m3": "f8e4m3", "e5m2": "f8e5m2", "s8": "i8", "f64": "f64.matrix"}
@@ -84,6 +90,18 @@ class Launched:
 
 
 @record
+class IndexProof:
+    """One index of an access, and why it needs no check as the kernel runs."""
+
+    access: str
+    place: str
+    axis: int
+    checked: bool
+    reasons: tuple[str, ...]
+    """What proves that it lies inside."""
+
+
+@record
 class Inspected:
     """One kernel of the file."""
 
@@ -100,6 +118,11 @@ class Inspected:
     """What makes it slow."""
     attributes: tuple[Fate, ...] = ()
     """What became of attributes that ask for something of schedules."""
+    indices: tuple[IndexProof, ...] = ()
+    """Of each access, axis by axis, whether its index is checked as the kernel runs."""
+    level: str = ""
+    """The optimisation level of the code."""
+    code_bytes: int = 0
 
 
 def inspect(
@@ -122,13 +145,16 @@ def inspect(
 def inspect_entry(entry: Entry, target: Target, precision: str | None = None) -> Inspected:
     """One kernel compiled for a target, looked at from all sides. A precision that is given holds in place of the kernel's own."""
     entry = entry if precision is None else entry.without_precision()
-    signature = replace(entry.signature(target.is_gpu), precision=precision or "ieee")
+    signature = replace(entry.signature(target.is_gpu), precision=precision or "auto")
     done = compile_stages(entry.function, signature, target)
     artifact = compile_kernel(entry.function, signature, target)
     sizes = sizes_of(entry, done)
-    code = artifact.code.decode() if artifact.kind == "ptx" else ""
+    code = artifact.code.decode() if artifact.kind == "ptx" else llvm_text(done.stages.thread, target)[0] if target.kind == "amdgpu" else ""
     resources = _resources(artifact, target) if target.is_gpu else {}
     schedules = [schedule.describe() for schedule in done.stages.schedules]
+    if len(schedules) != len(artifact.launches):
+        # Kernels that are launched together have one schedule each, and say so themselves.
+        schedules = [str(call.kernel.attrs.get("schedule", "")) for call in done.stages.thread.calls]
     launches = tuple(
         _launched(launch, schedule, resources.get(launch.entry), _part(code, launch.entry), sizes, target)
         for launch, schedule in zip(artifact.launches, schedules, strict=True)
@@ -140,12 +166,30 @@ def inspect_entry(entry: Entry, target: Target, precision: str | None = None) ->
         sum((w.operations for _, w in work), ZERO), sum((w.bytes for _, w in work), ZERO), all(w.exact for _, w in work)
     )
     arithmetic = _arithmetic([kernel for kernel, _ in work], [launch.matrix for launch in launches])
-    peak = target.peak(arithmetic) / (3 if "3xtf32" in (precision, done.typed.metadata.precision) and arithmetic == "tf32" else 1)
+    terms = max((getattr(schedule, "tf32_terms", 0) for schedule in done.stages.schedules), default=0)
+    rounded = "tf32" in (precision, done.typed.metadata.precision)
+    peak = target.peak(arithmetic) / (max(1, terms) if arithmetic == "tf32" and not rounded else 1)
     roofline = _roofline(total, arithmetic, peak, target.bandwidth, sizes)
     return Inspected(
         entry.name, entry.assumptions(), target.name, target.chip, launches, str(total.operations), str(total.bytes), roofline,
-        tuple(note.render() for note in done.notes), done.fates,
+        tuple(note.render() for note in done.notes), done.fates, index_proofs(entry, signature, target), at_level(entry.function, target).level or levels.DEFAULT,
+        len(artifact.code),
     )  # fmt: skip
+
+
+def index_proofs(entry: Entry, signature: Signature, target: Target) -> tuple[IndexProof, ...]:
+    """The accesses of a kernel as its author wrote them, each once: which indices are proven to lie inside, and by what."""
+    typed, program = front_end(entry.function, signature)
+    checked = "all" if target.is_host else "stores"
+    found: dict[tuple[str, str, int], IndexProof] = {}
+    for call in program.calls:
+        watched = WATCHED[signature.indices or checked] if signature.indices != "none" and not typed.metadata.of(call.kernel.name).unchecked else ()
+        for op, axis, reasons in explained(call.kernel, (*program.checks, *steps_inside(program, call))):
+            assert isinstance(op.operands[0].type, Tensor)
+            names = ", ".join(value.name or "…" for value in op.operands[1 : 1 + op.operands[0].type.rank])
+            access, place = f"{op.operands[0].name}[{names}]", op.span.place() if op.span.line else ""
+            found.setdefault((access, place, axis), IndexProof(access, place, axis, reasons is None and op.opcode in watched, reasons or ()))
+    return tuple(found.values())
 
 
 def _launched(
@@ -169,7 +213,10 @@ def sizes_of(entry: Entry, done: Compilation) -> dict[str, int]:
 
 def _resources(artifact: Artifact, target: Target) -> dict[str, Resources]:
     """By entry, from the assembler, or else from a device of that kind."""
-    said = ptxas.assemble(artifact.code.decode(), target.name)
+    uses = backend_for(target).uses
+    if uses is not None:
+        return {name: Resources(u.registers, u.spilled, u.shared, u.source) for name, u in uses(artifact.code).items()}
+    said = ptxas.assemble(artifact.code.decode(), target.name) if target.kind == "nvptx" else None
     if said is not None:
         return {name: Resources(a.registers, a.spill_bytes, a.shared_bytes, "ptxas") for name, a in said.items()}
     for device in devices():
@@ -185,12 +232,13 @@ def _resources(artifact: Artifact, target: Target) -> dict[str, Resources]:
 
 
 def _part(code: str, entry: str) -> str:
-    """The PTX of one entry."""
-    start = code.find(f".entry {entry}(")
-    if start < 0:
-        return ""
-    end = code.find(".entry ", start + 1)
-    return code[start : end if end > 0 else len(code)]
+    """The PTX of one entry, or its LLVM text."""
+    for mark in (".entry ", "amdgpu_kernel void @"):
+        start = code.find(f"{mark}{entry}(")
+        if start >= 0:
+            end = code.find(mark, start + 1)
+            return code[start : end if end > 0 else len(code)]
+    return ""
 
 
 def _count_matrix(code: str) -> dict[str, int]:
@@ -223,6 +271,8 @@ def _roofline(work: Work, arithmetic: str, peak: float, bandwidth: float, sizes:
 def _arithmetic(kernels: Sequence[Kernel], matrix: Sequence[Mapping[str, int]]) -> str:
     """Which of the target's rates applies: that of the matrix instructions used, or of ordinary arithmetic on the widest elements."""
     for name in (name for counts in matrix for name in counts):
+        if name.startswith(("mfma", "wmma")):
+            return next(word for word in ("bf16", "f16", "i8") if word in name.replace("iu8", "i8"))
         # m64n256k16.f32.bf16.bf16 or m16n8k16.row.col.f32.bf16.bf16.f32: after the shape, the result and then the operands.
         words = [w for w in name.split()[-1].split(".") if w not in ("row", "col", "satfinite")]
         operand = words[2] if len(words) > 2 else words[-1]
@@ -240,14 +290,26 @@ def _text(item: Inspected) -> str:
     lines = [f"{item.arguments} for {item.target}"]
     for launch in item.launches:
         lines.append(f"  {launch.entry}")
-        lines += [f"    {label:<13} {text}" for label, text in _rows(launch, item.target.startswith("sm_"))]
+        lines += [f"    {label:<13} {text}" for label, text in _rows(launch, item.target.startswith(("sm_", "gfx")))]
     if item.attributes:
         lines.append("  attributes")
         lines += [f"    {fate.attribute}: {'followed' if fate.followed else 'not followed'}; {fate.text}" for fate in item.attributes]
+    if item.indices:
+        lines.append("  indices")
+        lines += [f"    {_index_line(proof)}" for proof in item.indices]
+    if not parse_target(item.target).executed:
+        lines.append("  this code is checked, not executed: no device of its kind was in reach")
     lines.append("  the whole call")
     lines += [f"    {label:<13} {text}" for label, text in _call_rows(item)]
     lines += [f"  {line}" for note in item.notes for line in note.splitlines()]
     return "\n".join(lines)
+
+
+def _index_line(proof: IndexProof) -> str:
+    where = f"{proof.access}, axis {proof.axis}" + (f", at {proof.place}" if proof.place else "")
+    if proof.reasons:
+        return f"{where}: no check, since {' and '.join(proof.reasons)}"
+    return f"{where}: {'checked as the kernel runs' if proof.checked else 'not proven, and not checked'}"
 
 
 def _rows(launch: Launched, gpu: bool) -> list[tuple[str, str]]:
@@ -257,7 +319,7 @@ def _rows(launch: Launched, gpu: bool) -> list[tuple[str, str]]:
 
 
 def _call_rows(item: Inspected) -> list[tuple[str, str]]:
-    rows = [("operations", item.operations), ("bytes", item.bytes)]
+    rows = [("code", f"{item.code_bytes} bytes, optimised as {item.level}"), ("operations", item.operations), ("bytes", item.bytes)]
     roof = item.roofline
     if roof is None:
         return [*rows, ("roofline", "unknown without extents; give them with --args")]

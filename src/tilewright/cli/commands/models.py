@@ -82,6 +82,8 @@ def _say(model: LanguageModel, loaded: float, more: bool) -> None:
         return
     rounded = "rounded to eight bits for packed weights (--activations exact does not)" if model.activations == "q8" else "exact (f32)"
     click.echo(f"{model.architecture}, {model.shape.layers} layers on {model.device}; context {model.context}; activations {rounded}; caches {model.cache_dtype}, {model.generator.cache_bytes(model.generator.room):,} bytes; weights {model.file.nbytes:,} bytes", err=True)
+    measured = f" (measured: {', '.join(f'{name} {seconds * 1e3:.3f} ms' for name, seconds in s.measured.items())} a step)" if s.measured else ""
+    click.echo(f"steps by the engine '{s.engine}'{measured}", err=True)
     click.echo(f"loaded in {loaded:.2f} s; first token {s.first_token_seconds:.2f} s after the prompt was given; {s.reused_tokens} tokens of the prompt were in the caches", err=True)
 
 

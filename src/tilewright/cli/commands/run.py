@@ -154,7 +154,7 @@ def execute(file: File, kernel: str | None, inputs: Mapping[str, object], device
     place = find_device(device or str(function.option("device") or "auto"))
     used.append(f"{place.id} ({place.name})")
     watchdog, launches = function.option("watchdog"), function.option("launches")
-    runner = Runner(function, "ieee", str(function.option("schedule") or ""), watchdog, 1 if launches == 1 else 0)  # type: ignore[arg-type]  # checked there
+    runner = Runner(function, "auto", str(function.option("schedule") or ""), watchdog, 1 if launches == 1 else 0)  # type: ignore[arg-type]  # checked there
     result = runner.run({name: inputs[name] for name in params}, place)
     assert runner.last is not None
     several = result if isinstance(result, tuple) else (result,)

@@ -23,8 +23,9 @@ from tilewright.cli.commands.emulate_script import has_explicit_kernels, parse_i
 from tilewright.cli.guess import GuessedArguments, parse_arguments
 from tilewright.codegen.llvm import native
 from tilewright.codegen.nvptx.ptxas import INSTALL, assemble
-from tilewright.compile.build import llvm_text
-from tilewright.compile.simt import addressed
+from tilewright.codegen.registry import backend_for
+from tilewright.compile.build import legal_program, llvm_text
+from tilewright.compile.simt import addressed, levelled
 from tilewright.execute.simt.kernels import ConfiguredKernel, GpuKernel
 from tilewright.frontend.simt.kernels import Parameter
 from tilewright.ir.text import print_program
@@ -60,7 +61,7 @@ def compile_explicit(
 ) -> None:
     """Print a stage of one kernel, or write it to a file."""
     target = parse_target("sm_90a" if target_name == "cpu" and stage == "ptx" else target_name)
-    stage = stage or ("ptx" if target.is_gpu else "asm")
+    stage = stage or ("ptx" if target.kind == "nvptx" else "asm")
     if stage not in _STAGES:
         raise UserError.at("TW016", f"an explicit kernel has no stage {stage}", help=f"choose one of {', '.join(_STAGES)}")
     chosen = _chosen(path, kernel)
@@ -75,11 +76,12 @@ def stage_text(configured: ConfiguredKernel, values: list[object], target: Targe
     """One kernel at one stage."""
     if stage == "thread":
         return print_program(configured.thread_stage(*values, target=target.name))
-    if target.is_gpu and stage in ("ptx", "asm"):
+    if target.is_gpu and stage in ("ptx", "asm") and backend_for(target).listing is None:
         return configured.compile(*values, target=target.name).code.decode()
-    program = addressed(configured.thread_stage(*values, target=target.name), target)
-    text, _ = llvm_text(program, target)
-    return text if stage == "llvm" else native.emit_assembly(text, target)
+    plain = configured.thread_stage(*values, target=target.name)
+    program, target = addressed(plain, target), levelled(plain, target)
+    text, _ = llvm_text(legal_program(program, target), target)
+    return text if stage == "llvm" else (backend_for(target).listing or native.emit_assembly)(text, target)
 
 
 def inspect_explicit(path: str, kernel: str | None, arguments: str, target_name: str, json: bool, block: str) -> None:
@@ -97,7 +99,11 @@ def inspect_explicit(path: str, kernel: str | None, arguments: str, target_name:
         "kernel": chosen.__name__, "target": target.name, "block": list(configured.config.block), "threads": rule.threads,
         "dynamic shared memory": rule.shared_bytes,
     }  # fmt: skip
-    assembled = assemble(artifact.code.decode(), target.name)
+    uses = backend_for(target).uses
+    if uses is not None:
+        use = uses(artifact.code)[rule.entry]
+        found |= {"registers": use.registers, "spilled bytes": use.spilled, "static shared memory": use.shared}
+    assembled = assemble(artifact.code.decode(), target.name) if target.kind == "nvptx" else None
     if assembled is not None:
         one = assembled[rule.entry]
         held = occupancy(chosen, configured.config.block, *values, device=target.name)
@@ -110,7 +116,7 @@ def inspect_explicit(path: str, kernel: str | None, arguments: str, target_name:
         return
     for name, value in found.items():
         click.echo(f"{name}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
-    if assembled is None:
+    if assembled is None and target.kind == "nvptx":
         click.echo(f"registers and occupancy need ptxas: {INSTALL}")
 
 

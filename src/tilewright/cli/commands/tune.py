@@ -50,7 +50,7 @@ def _tune_one(
             best = f"best {_duration(p.best.seconds)}" if p.best else "none yet"
             bar.update(task, completed=min(p.elapsed, budget), description=f"{entry.name}: {len(p.trials)} tried, {best}")
 
-        return tuner.tune_function(entry.function, values, place, precision or "ieee", budget, report)
+        return tuner.tune_function(entry.function, values, place, precision or "auto", budget, report)
 
 
 def random_values(entry: Entry) -> dict[str, object]:

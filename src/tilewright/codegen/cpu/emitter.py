@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 
 from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, SLOT_BYTES, STOP, STOP_DECLARATION
 from tilewright.base.artifact import FAILURE_EXTENT, FAILURE_INDEX
 from tilewright.base.errors import CompilerBug, DeviceError
+from tilewright.base.levels import DEFAULT, LEVELS
+from tilewright.base.record import record
 from tilewright.codegen.cpu import amx, avx512, shared_blocks
 from tilewright.codegen.cpu import atomics as cpu_atomics
 from tilewright.codegen.cpu import lanes as cpu_lanes
@@ -35,7 +39,9 @@ _FEW = 64
 """Turns of a loop that is over before anybody could want it to stop."""
 
 
-class _CpuDialect:
+class CpuDialect:
+    """What CPUs do their own way."""
+
     def __init__(self, kernel: Kernel) -> None:
         self.loops = _Loops(kernel)
         self.block = "%block"
@@ -205,11 +211,55 @@ def _failure_word(ordinal: int) -> int:
     return (ASSERT_MARK | ordinal << (ASSERT_BITS[0] + ASSERT_BITS[1])) - (1 << 64)
 
 
-def cpu_function(kernel: Kernel, entry: str, failures: list[Op] | None = None) -> tuple[str, set[str]]:
-    """The LLVM text of the kernel's function, and the declarations it needs. `failures`: the assertions of the kernel that it is a part of."""
+@record
+class FunctionParts:
+    """The LLVM text of a kernel's function, in parts."""
+
+    entry: str
+    head: tuple[str, ...]
+    """Lines of the function itself: they read its arguments from the slots."""
+    arguments: tuple[str, ...]
+    """What it calls its body with, and `params`, the names these have there: arrays and numbers, sizes, and where failures are reported."""
+    params: tuple[str, ...]
+    sizes: tuple[str, ...]
+    """Lines at the beginning of the body that compute sizes from those given."""
+    lines: tuple[str, ...]
+    attributes: str
+    held: str
+    """Constant arrays."""
+    metadata: tuple[str, ...]
+    parts: tuple[str, ...]
+    """Functions of `run_blocks`."""
+    declarations: frozenset[str]
+
+    def text(self) -> str:
+        written = "\n".join((*self.body(self.params, (*self.sizes, *self.lines)), *self.function(self.entry, (), self.arguments)))
+        return "\n".join((self.held + written + "\n" + "\n".join(self.metadata), *self.parts))
+
+    def body(self, params: Sequence[str], lines: Sequence[str]) -> list[str]:
+        """The body as a function. It stays one: LLVM would go through it twice, before and after."""
+        return [f"define internal void @{self.entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) noinline {self.attributes} {{", "entry:", *lines, "}", ""]
+
+    def function(self, called: str, sizes: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        """The function, which calls the body of `called`."""
+        return [
+            f"define void @{self.entry}(ptr %slots, i64 %begin, i64 %end) {self.attributes} {{", "entry:", *self.head, *sizes,
+            f"  call void @{called}.body({', '.join([*arguments, 'i64 %begin', 'i64 %end'])})", "  ret void", "}",
+        ]  # fmt: skip
+
+
+def cpu_function(kernel: Kernel, entry: str) -> tuple[str, frozenset[str]]:
+    """The LLVM text of the kernel's function, and the declarations it needs."""
+    function = function_parts(kernel, entry)
+    return function.text(), function.declarations
+
+
+def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None) -> FunctionParts:
+    """The kernel's function. `failures`: the assertions of the kernel that it is a part of."""
     if len(kernel.grid) > 1 or kernel.threads != 1:
         raise CompilerBug.at("TW040", f"{kernel.name}: CPU kernels have a one-dimensional grid of single threads")
-    writer = FunctionWriter(kernel, _CpuDialect(kernel))
+    level = LEVELS[str(kernel.attrs.get("optimize", DEFAULT))]
+    writer = FunctionWriter(kernel, CpuDialect(kernel))
     arguments: list[str] = []
     slot = 0
     aliases = kernel.attrs.get("noalias", True)
@@ -233,13 +283,12 @@ def cpu_function(kernel: Kernel, entry: str, failures: list[Op] | None = None) -
     if failing:
         where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
         arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
-    head = "\n".join(writer.lines)
 
     # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
-    dialect = _CpuDialect(kernel)
+    dialect = CpuDialect(kernel)
     if failures is not None:
         dialect.failures = failures
-    body = FunctionWriter(kernel, dialect)
+    body = FunctionWriter(kernel, dialect, share=True)
     params: list[str] = []
     for position, param in enumerate(kernel.params):
         name = f"%p{position}"
@@ -255,14 +304,20 @@ def cpu_function(kernel: Kernel, entry: str, failures: list[Op] | None = None) -
     if failing:
         params.append("ptr %report")
     body.prepare_sizes(values)
-    parts: list[tuple[str, set[str]]] = []
+    before_lines = len(body.lines)
+    parts: list[FunctionParts] = []
     for number, (op, part) in enumerate(shared_blocks.bodies(kernel).items()):
         slots = body.let(f"alloca [{len(part.params) + len(part.size_names) + 1} x i64], align 8")
         dialect.shared[op] = shared_blocks.SharedBlocks(part, f"{entry}.{number}", slots, bool(faults(part)) or bool(heap_bytes(part)))
-        parts.append(cpu_function(part, f"{entry}.{number}", dialect.failures))
+        if level.name != DEFAULT:
+            part = replace(part, attrs=MappingProxyType({**part.attrs, "optimize": level.name}))
+        parts.append(function_parts(part, f"{entry}.{number}", dialect.failures))
     dialect.local, owned = _local_arrays(kernel, body)
     constants = [op for op in walk(shared_blocks.without_bodies(kernel).body) if op.opcode == "alloc" and "values" in op.attrs]
     dialect.local |= {op.results[0]: f"@{entry}.constant{number}" for number, op in enumerate(constants)}
+    if level.prefetch:
+        for position in (position for position, param in enumerate(kernel.params) if isinstance(param.type, Tensor)):
+            body.call("void", "llvm.prefetch.p0", ("ptr", f"%p{position}"), ("i32", "0"), ("i32", "3"), ("i32", "1"))
     body.line("br label %blocks")
     before = body.label
     body.open_label("blocks")
@@ -284,17 +339,15 @@ def cpu_function(kernel: Kernel, entry: str, failures: list[Op] | None = None) -
     held = "".join(
         f"{dialect.local[op.results[0]]} = internal unnamed_addr constant {initialiser(op)}, align {_LINE}\n" for op in constants
     )
-    text = (
-        f"{held}define internal void @{entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) nounwind {{\nentry:\n"
-        + "\n".join(body.lines)
-        + f"\n}}\n\ndefine void @{entry}(ptr %slots, i64 %begin, i64 %end) nounwind {{\nentry:\n{head}\n"
-        + f"  call void @{entry}.body({', '.join([*arguments, 'i64 %begin', 'i64 %end'])})\n  ret void\n}}\n"
-    )
-    written = [text + "\n".join(body.metadata)]
-    for number, (part_text, needs) in enumerate(parts, 1):
-        written.append(renumbered(part_text, 1000 * number))
-        body.declarations |= needs
-    return "\n".join(written), body.declarations
+    # Rows whose sums are empty would be a loop of their own, and that a call of memset.
+    sums = any(op.opcode == "for" and op.results for op in walk(kernel.body))
+    attributes = 'nounwind "no-builtin-memset"' if sums else "nounwind"
+    attributes += " minsize optsize" * (level.size > 0) + f" align {level.align}" * (level.align > 0)
+    declarations = body.declarations.union(*(part.declarations for part in parts))
+    return FunctionParts(
+        entry, tuple(writer.lines), tuple(arguments), tuple(params), tuple(body.lines[:before_lines]), tuple(body.lines[before_lines:]), attributes, held,
+        tuple(body.metadata), tuple(renumbered(part.text(), 1000 * number) for number, part in enumerate(parts, 1)), frozenset(declarations),
+    )  # fmt: skip
 
 
 def renumbered(text: str, shift: int) -> str:

@@ -123,6 +123,9 @@ def _mask_bits(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
 def _rearrange(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     kind, lanes = llvm_type(op.operands[0].type), op.attrs["lanes"]
     assert isinstance(lanes, tuple)
+    if op.attrs.get("table"):
+        table = "<" + ", ".join(f"i8 {lane}" for lane in lanes) + ">"
+        return w.call(kind, f"llvm.aarch64.neon.tbl{len(operands)}.v16i8", *((kind, value) for value in operands), (kind, table))
     places = ", ".join(f"i32 {lane}" for lane in lanes)
     second = operands[1] if len(operands) > 1 else "poison"
     return w.let(f"shufflevector {kind} {operands[0]}, {kind} {second}, <{len(lanes)} x i32> <{places}>")
@@ -156,11 +159,14 @@ def _fold(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
 
 
 def _dot_lanes(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
-    """LLVM's partial sums of widened products: Arm's `sdot`."""
+    """The instruction that the op names; without one, LLVM's partial sums of widened products."""
     sums, bytes_ = op.operands[0].type, op.operands[1].type
     assert isinstance(sums, Vec) and isinstance(bytes_, Vec)
     wide, narrow = f"<{bytes_.width} x i32>", f"<{bytes_.width} x i8>"
-    if op.attrs.get("sdot"):
+    unit = op.attrs.get("unit")
+    if unit in ("vnni", "maddubs") and bytes_.width == 16:
+        return _x86_dot(w, op, operands, unit == "vnni")
+    if unit == "sdot":
         parts = [(f"<{sums.width} x i32>", operands[0]), (narrow, operands[1]), (narrow, operands[2])]
         return w.call(f"<{sums.width} x i32>", f"llvm.aarch64.neon.sdot.v{sums.width}i32.v{bytes_.width}i8", *parts)
     a, b = (w.let(f"sext {narrow} {value} to {wide}") for value in operands[1:])
@@ -169,8 +175,36 @@ def _dot_lanes(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return w.call(f"<{sums.width} x i32>", name, (f"<{sums.width} x i32>", operands[0]), (wide, product))
 
 
+def _x86_dot(w: FunctionWriter, op: Op, operands: Sequence[str], vnni: bool) -> str:
+    """The first factor of x86's instructions is unsigned: where it may be negative, its sign goes to the second one."""
+    sums, a, b = operands
+    bytes_, wide = "<16 x i8>", "<4 x i32>"
+    if not op.attrs.get("positive"):
+        b = w.call(bytes_, "llvm.x86.ssse3.psign.b.128", (bytes_, b), (bytes_, a))
+        a = w.call(bytes_, "llvm.abs.v16i8", (bytes_, a), ("i1", "false"))
+    if vnni:
+        return w.call(wide, "llvm.x86.avx512.vpdpbusd.128", (wide, sums), (bytes_, a), (bytes_, b))
+    pairs = w.call("<8 x i16>", "llvm.x86.ssse3.pmadd.ub.sw.128", (bytes_, a), (bytes_, b))
+    return w.let(f"add {wide} {sums}, {w.call(wide, 'llvm.x86.sse2.pmadd.wd', ('<8 x i16>', pairs), ('<8 x i16>', 'splat (i16 1)'))}")
+
+
 def _from_bits(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return w.let(f"bitcast i32 {operands[0]} to {llvm_type(op.results[0].type)}")
+
+
+def _as_lanes(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    return w.let(f"bitcast {llvm_type(op.operands[0].type)} {operands[0]} to {llvm_type(op.results[0].type)}")
+
+
+def _join_halves(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    """Arm's `sli` and `sri`, which LLVM does not find where it knows some bits."""
+    kind, low = llvm_type(op.operands[0].type), op.attrs["side"] == "low"
+    a, b = operands
+    if op.attrs.get("arm") and kind == "<16 x i8>":
+        return w.call(kind, f"llvm.aarch64.neon.{'vsli' if low else 'vsri'}.v16i8", (kind, a), (kind, b), ("i32", "4"))
+    kept = w.let(f"and {kind} {a}, splat (i8 {15 if low else -16})")
+    moved = w.let(f"{'shl' if low else 'lshr'} {kind} {b}, splat (i8 4)")
+    return w.let(f"or {kind} {kept}, {moved}")
 
 
 def _combine(w: FunctionWriter, op: Op, parts: Sequence[str], width: int) -> str:
@@ -182,5 +216,5 @@ def _combine(w: FunctionWriter, op: Op, parts: Sequence[str], width: int) -> str
 
 _HANDLERS: dict[str, Handler] = {
     "gather": _read, "load_lanes": _read, "lane_ids": _lane_ids, "mask_bits": _mask_bits, "rearrange": _rearrange, "insert": _insert,
-    "fold": _fold, "dot_lanes": _dot_lanes, "from_bits": _from_bits,
+    "fold": _fold, "dot_lanes": _dot_lanes, "from_bits": _from_bits, "as_lanes": _as_lanes, "join_halves": _join_halves,
 }  # fmt: skip

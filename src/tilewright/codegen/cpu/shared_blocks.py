@@ -71,6 +71,8 @@ def _slot_type(param: Value) -> str:
 
 def without_bodies(kernel: Kernel) -> Kernel:
     """The kernel without what its `run_blocks` run: what its own function needs memory for."""
+    if not any(op.opcode == "run_blocks" for op in walk(kernel.body)):
+        return kernel
 
     def block(old: Block) -> Block:
         return Block(old.args, tuple(op if not op.regions else replace(op, regions=() if op.opcode == "run_blocks" else tuple(map(block, op.regions))) for op in old.ops))

@@ -17,7 +17,7 @@ from tilewright.base import abi
 from tilewright.base.artifact import FAILURE, ArrayParam, Artifact, CallCheck, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.sizes import ONE, ZERO, Size, number_name, product
-from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter
+from tilewright.codegen.llvm.sizes import CHECKED_STEPS, DECLARATIONS, SizeEmitter
 
 NO_MEMORY, NEGATIVE, MISALIGNED, TOO_LARGE, NULL = -1, -2, -3, -4, -5
 OUTSIDE = -1000
@@ -60,7 +60,7 @@ def entry_text(artifact: Artifact, name: str) -> str:
     plain = ", ".join(writer.parameters)
     passed = ", ".join((*writer.parameters, "ptr null", "ptr null"))
     return (
-        "\n".join(DECLARATIONS)
+        "\n".join((*DECLARATIONS, *CHECKED_STEPS))
         + f"\ndefine i32 @{name}_with({', '.join((*writer.parameters, 'ptr %runner', 'ptr %context'))}) nounwind {{\nentry:\n{body}\n}}\n"
         + f"define i32 @{name}({plain}) nounwind {{\nentry:\n"
         + f"  %code = call i32 @{name}_with({passed})\n  ret i32 %code\n}}\n"

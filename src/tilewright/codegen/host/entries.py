@@ -17,7 +17,17 @@ The text has no process addresses: everything outside is a symbol of `base.abi`,
 from __future__ import annotations
 
 from tilewright.base import abi
-from tilewright.base.artifact import FAILURE, FAILURE_SITE, ArrayParam, Artifact, CallCheck, Launch, ScalarParam
+from tilewright.base.artifact import (
+    FAILURE,
+    FAILURE_SITE,
+    SMALL_EXTENT,
+    SMALL_MANY,
+    ArrayParam,
+    Artifact,
+    CallCheck,
+    Launch,
+    ScalarParam,
+)
 from tilewright.base.dtypes import DType
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, contiguous_strides, number_name, product
@@ -26,7 +36,7 @@ from tilewright.codegen.host import interpreter as at
 from tilewright.codegen.host.entry_text import ARRANGE, FRONT, HEADER, REJECT, conversions
 from tilewright.codegen.host.stub_emitter import StubEmitter
 from tilewright.codegen.llvm.native import compile_object
-from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter, names_bound
+from tilewright.codegen.llvm.sizes import CHECKED_STEPS, DECLARATIONS, SizeEmitter, names_bound
 
 STACK_SCRATCH = 1 << 14
 """Bytes of scratch that live on the stack."""
@@ -73,7 +83,8 @@ def host_ir(artifact: Artifact) -> str:
         parts.append("  br label %reject")
     else:
         parts += _Stub(artifact).emit()
-    parts += [REJECT, "}", ""]
+    checked = CHECKED_STEPS if any("@checked." in part for part in parts) else ()
+    parts += [REJECT, "}", *checked, ""]
     return "\n".join(parts)
 
 
@@ -137,6 +148,8 @@ class _Stub(StubEmitter):
         self._guard_sizes([size for size in self._all_sizes() if size.names <= known and not size.names.isdisjoint(computed)])
         for view in inputs:
             self._check_axes(view, self.sizes)
+        if not artifact.is_sized:
+            self._leave_small(inputs)
         late = self._checks(known, early=True)
         self._written_in_place(inputs)
         self.settle()
@@ -360,6 +373,28 @@ class _Stub(StubEmitter):
             else:
                 others = True
         return others
+
+    def _leave_small(self, inputs: list[_View]) -> None:
+        """Calls with short sums and many elements are for code that is made for these."""
+        views = {view.param.name: view for view in inputs}
+        few: list[str] = []
+        for nest in self.artifact.small:
+            large = "false"
+            for name, axis in nest.sums:
+                beyond = self.new(f"icmp ugt i64 {self.new(f'sub i64 {views[name].extents[axis]}, 1')}, {SMALL_EXTENT - 1}")
+                large = self.new(f"or i1 {large}, {beyond}")
+            few.append(large)
+        if not few:
+            return
+        elements = "0"
+        for view in inputs:
+            count = "1"
+            for extent in view.extents:
+                count = self.new(f"mul i64 {count}, {extent}")
+            elements = self.new(f"add i64 {elements}, {count}")
+        is_light = self.new(f"icmp ult i64 {elements}, {SMALL_MANY}")
+        for large in few:
+            self.require(self.new(f"or i1 {is_light}, {large}"))
 
     def _check(self, check: CallCheck) -> None:
         left, right = self.sizes.value(check.left), self.sizes.value(check.right)

@@ -9,6 +9,9 @@ fields are safe to read; if not, it counts itself out and touches nothing. So a 
 nothing. Every step of this handshake is sequentially consistent, and so is `generation` against `sleepers`, which
 decides whether the caller must wake anybody.
 
+Threads of a job say which cores they run on (Linux). One that finds its core taken moves to a free one, for the system may have woken it beside its
+caller, and would leave the two there for as long as a short kernel runs. It may run on the cores that it was given before, before and after.
+
 A nested call, or one from a second thread, finds `lock` taken and runs its blocks itself.
 
 `tilewright_launch` decides for every caller alike whether threads pay and how many blocks a claim holds.
@@ -24,6 +27,8 @@ from tilewright.codegen.llvm.native import compile_object
 
 _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129
+_SET_CORES = {"x86_64": 203, "aarch64": 122, "riscv64": 122}
+"""`sched_setaffinity`; `sched_getaffinity` is the next one."""
 _ALL = 2**31 - 1
 
 PARALLEL_WORK = 1 << 16
@@ -34,7 +39,7 @@ CLAIMS_PER_THREAD = 8
 """Claims each thread should get, so that a slow thread does not hold up the rest."""
 
 
-def _pause(machine: str) -> tuple[str, str]:
+def pause_of(machine: str) -> tuple[str, str]:
     """What a spinning thread executes so that its core's other half, or the bus, gets some air; and its declaration."""
     if machine == "x86_64":
         return "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"
@@ -57,6 +62,90 @@ define internal void @wake(ptr %pool, i32 %count) {{
 }}
 
 define void @tilewright_pool_init(ptr %pool) {{
+  ret void
+}}
+"""
+
+_CORES = """
+declare i32 @sched_getcpu()
+
+; Whether this thread is the first of the job on its core, which is its from now on.
+define internal i1 @take_core(ptr %pool) {{
+entry:
+  %core = call i32 @sched_getcpu()
+  %known = icmp ult i32 %core, {bits}
+  br i1 %known, label %mark, label %unknown
+unknown:
+  ret i1 true
+mark:
+  %cores = getelementptr i8, ptr %pool, i64 {cores}
+  %number = lshr i32 %core, 6
+  %word = getelementptr i64, ptr %cores, i32 %number
+  %rest = and i32 %core, 63
+  %rest.wide = zext i32 %rest to i64
+  %bit = shl i64 1, %rest.wide
+  %before = atomicrmw or ptr %word, i64 %bit monotonic
+  %others = and i64 %before, %bit
+  %first = icmp eq i64 %others, 0
+  ret i1 %first
+}}
+
+define internal void @first_core(ptr %pool) {{
+  %cores = getelementptr i8, ptr %pool, i64 {cores}
+  call void @llvm.memset.p0.i64(ptr %cores, i8 0, i64 {bytes}, i1 false)
+  %taken = call i1 @take_core(ptr %pool)
+  ret void
+}}
+
+; Where another thread of the job runs on this core, go to one that has none.
+define internal void @own_core(ptr %pool) {{
+entry:
+  %allowed = alloca [{words} x i64], align 8
+  %free = alloca [{words} x i64], align 8
+  %first = call i1 @take_core(ptr %pool)
+  br i1 %first, label %done, label %ask
+ask:
+  %cores = getelementptr i8, ptr %pool, i64 {cores}
+  call void @llvm.memset.p0.i64(ptr %allowed, i8 0, i64 {bytes}, i1 false)
+  %size = call i64 (i64, ...) @syscall(i64 {get}, i32 0, i64 {bytes}, ptr %allowed)
+  %told = icmp sgt i64 %size, 0
+  br i1 %told, label %words, label %done
+words:
+  %i = phi i64 [ 0, %ask ], [ %after, %words ]
+  %any = phi i64 [ 0, %ask ], [ %any.next, %words ]
+  %taken.at = getelementptr i64, ptr %cores, i64 %i
+  %allowed.at = getelementptr i64, ptr %allowed, i64 %i
+  %free.at = getelementptr i64, ptr %free, i64 %i
+  %taken = load atomic i64, ptr %taken.at monotonic, align 8
+  %may = load i64, ptr %allowed.at
+  %not = xor i64 %taken, -1
+  %left = and i64 %may, %not
+  store i64 %left, ptr %free.at
+  %any.next = or i64 %any, %left
+  %after = add i64 %i, 1
+  %more = icmp slt i64 %after, {words}
+  br i1 %more, label %words, label %choose
+choose:
+  %some = icmp ne i64 %any.next, 0
+  br i1 %some, label %move, label %done
+move:
+  %moved = call i64 (i64, ...) @syscall(i64 {set}, i32 0, i64 {bytes}, ptr %free)
+  %freed = call i64 (i64, ...) @syscall(i64 {set}, i32 0, i64 {bytes}, ptr %allowed)
+  %mine = call i1 @take_core(ptr %pool)
+  br label %done
+done:
+  ret void
+}}
+
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+"""
+
+_NO_CORES = """
+define internal void @first_core(ptr %pool) {{
+  ret void
+}}
+
+define internal void @own_core(ptr %pool) {{
   ret void
 }}
 """
@@ -138,6 +227,8 @@ entry:
   %spin.slot = getelementptr i8, ptr %pool, i64 {spin}
   %stop.slot = getelementptr i8, ptr %pool, i64 {stop}
   %ready = getelementptr i8, ptr %pool, i64 {ready}
+  %settled.slot = alloca i32
+  store i32 -1, ptr %settled.slot
   %first = load atomic i32, ptr %pool seq_cst, align 4
   %counted = atomicrmw add ptr %ready, i32 1 seq_cst
   br label %idle
@@ -174,6 +265,18 @@ rise:
 
 look:
   %seen = phi i32 [ %spinned, %spin ], [ %slept, %rise ], [ %fresh, %missed ]
+  ; Once for each job, also for one that it has come too late for, so that it is in time for the next. Before it counts itself in:
+  ; a core that others keep busy is no reason for the caller to wait.
+  %rounded = add i32 %seen, 1
+  %job = lshr i32 %rounded, 1
+  %settled = load i32, ptr %settled.slot
+  %known = icmp eq i32 %job, %settled
+  br i1 %known, label %decide, label %settle
+settle:
+  store i32 %job, ptr %settled.slot
+  call void @own_core(ptr %pool)
+  br label %decide
+decide:
   %odd = and i32 %seen, 1
   %open = icmp ne i32 %odd, 0
   br i1 %open, label %enter.job, label %between
@@ -240,6 +343,7 @@ publish:
   store i64 %blocks, ptr %blocks.slot
   store i64 %grain, ptr %grain.slot
   store atomic i64 0, ptr %next monotonic, align 8
+  call void @first_core(ptr %pool)
   %opened = atomicrmw add ptr %pool, i32 1 seq_cst
   %asleep = load atomic i32, ptr %sleepers seq_cst, align 4
   %wanted = icmp sgt i32 %asleep, 0
@@ -562,9 +666,13 @@ def pool_ir(target: Target, futex: bool = True) -> str:
         return _ALONE + launch + _NO_INTERRUPTS + _HEARD
     if futex and "linux" in target.triple and machine in _FUTEX_NUMBER:
         sleeping = _FUTEX.format(number=_FUTEX_NUMBER[machine], wait=_FUTEX_WAIT, wake=_FUTEX_WAKE)
+        sleeping += _CORES.format(
+            cores=abi.POOL_CORES, bytes=abi.POOL_CORE_BYTES, bits=8 * abi.POOL_CORE_BYTES, words=abi.POOL_CORE_BYTES // 8,
+            set=_SET_CORES[machine], get=_SET_CORES[machine] + 1,
+        )  # fmt: skip
     else:
-        sleeping = _PTHREAD.format(mutex=abi.POOL_MUTEX, condition=abi.POOL_CONDITION)
-    pause, declaration = _pause(machine)
+        sleeping = _PTHREAD.format(mutex=abi.POOL_MUTEX, condition=abi.POOL_CONDITION) + _NO_CORES.format()
+    pause, declaration = pause_of(machine)
     common = _COMMON.format(
         pause=pause,
         pause_declaration=declaration,

@@ -94,8 +94,12 @@ def literal(value: int | float | bool, dtype: DType) -> str:
 class FunctionWriter:
     """Writes the body of one function."""
 
-    def __init__(self, kernel: Kernel, dialect: Dialect) -> None:
+    def __init__(self, kernel: Kernel, dialect: Dialect, share: bool = False) -> None:
         self.kernel, self.dialect = kernel, dialect
+        self.share = share
+        """Whether addresses are written with what they have in common, and numbers added up: LLVM has less to do."""
+        self.shared: dict[str, str] = {}
+        """The result of each such instruction that is known at this place."""
         self.lines: list[str] = []
         self.first: list[str] = []
         """What comes before all lines: memory of the function's own, which a loop must not make again."""
@@ -112,6 +116,8 @@ class FunctionWriter:
         self.label = "entry"
         self.metadata: list[str] = []
         self.current: Op | None = None
+        self.anchors: dict[tuple[str, str], str] = {}
+        """Addresses of rows that loads with `anchored` are counted from, by label and by what they are made of."""
 
     # -- small helpers ------------------------------------------------------------------------------------------
 
@@ -127,6 +133,15 @@ class FunctionWriter:
         """Append an instruction and name its result."""
         name = self.fresh()
         self.line(f"{name} = {text}")
+        return name
+
+    def once(self, text: str) -> str:
+        """As `let`; where addresses are shared, an instruction that is known at this place is not written again."""
+        if not self.share:
+            return self.let(text)
+        name = self.shared.get(text)
+        if name is None:
+            name = self.shared[text] = self.let(text)
         return name
 
     def open_label(self, label: str) -> None:
@@ -173,6 +188,14 @@ class FunctionWriter:
 
     def block(self, block: Block) -> list[str]:
         """Emit the ops; returns the operands of its `yield`."""
+        outside = self.shared
+        self.shared = dict(outside) if self.share else outside
+        try:
+            return self._ops(block)
+        finally:
+            self.shared = outside
+
+    def _ops(self, block: Block) -> list[str]:
         loaded: list[Value] = []
         for op in block.ops:
             self.current = op
@@ -313,14 +336,19 @@ class FunctionWriter:
         return carried
 
     def _loop_metadata(self, op: Op) -> str:
-        unroll = op.attrs.get("unroll")
-        if not isinstance(unroll, int):
+        unroll, align = op.attrs.get("unroll"), op.attrs.get("align")
+        marks: list[str] = []
+        if isinstance(unroll, int):
+            marks.append('!"llvm.loop.unroll.disable"' if unroll <= 1 else f'!"llvm.loop.unroll.count", i32 {unroll}')
+        if isinstance(align, int):
+            marks.append(f'!"llvm.loop.align", i32 {align}')
+        if not marks:
             return ""
-        number = len(self.metadata)
-        what = '!"llvm.loop.unroll.disable"' if unroll <= 1 else f'!"llvm.loop.unroll.count", i32 {unroll}'
-        self.metadata.append(f"!{1000 + 2 * number} = distinct !{{!{1000 + 2 * number}, !{1001 + 2 * number}}}")
-        self.metadata.append(f"!{1001 + 2 * number} = !{{{what}}}")
-        return f", !llvm.loop !{1000 + 2 * number}"
+        first = 1000 + 2 * len(self.metadata)
+        names = "".join(f", !{first + 1 + place}" for place in range(len(marks)))
+        self.metadata.append(f"!{first} = distinct !{{!{first}{names}}}")
+        self.metadata += [f"!{first + 1 + place} = !{{{mark}}}" for place, mark in enumerate(marks)]
+        return f", !llvm.loop !{first}"
 
     def _if(self, op: Op) -> list[str]:
         then, otherwise, done = (self.new_label(h) for h in ("then", "else", "endif"))
@@ -380,25 +408,41 @@ class FunctionWriter:
     def element_pointer(self, memory: Value, indices: Sequence[str]) -> str:
         """The address of an element."""
         assert isinstance(memory.type, Tensor)
-        offset = ""
+        offset, fixed = "", 0
         for index, stride in zip(indices, memory.type.strides, strict=True):
             if stride.constant == 0:
                 continue
-            part = index if stride.constant == 1 else self.let(f"mul nsw i64 {index}, {self.sizes[stride]}")
-            offset = self.let(f"add nsw i64 {offset}, {part}") if offset else part
+            if self.share and stride.constant is not None and not index.startswith("%"):
+                fixed += int(index) * stride.constant
+                continue
+            part = index if stride.constant == 1 else self.once(f"mul nsw i64 {index}, {self.sizes[stride]}")
+            offset = self.once(f"add nsw i64 {offset}, {part}") if offset else part
+        if fixed:
+            offset = self.once(f"add nsw i64 {offset}, {fixed}") if offset else str(fixed)
         if not offset:
             return self.names[memory]
         pointer = self.dialect.pointer(memory.type.space)
-        return self.let(
+        return self.once(
             f"getelementptr inbounds {memory_type(memory.type.dtype)}, {pointer} {self.names[memory]}, i64 {offset}"
         )
+
+    def _anchored(self, memory: Value, indices: Sequence[str]) -> str:
+        """The address of an element, counted from that of its row's first one: LLVM takes that for an address of its own, and keeps it in a register."""
+        assert isinstance(memory.type, Tensor)
+        key = self.label, f"{self.names[memory]} {' '.join(indices[:-1])}"
+        pointer = self.dialect.pointer(memory.type.space)
+        if key not in self.anchors:
+            row = self.element_pointer(memory, (*indices[:-1], "0"))
+            self.anchors[key] = self.let(f'call {pointer} asm "", "=r,0"({pointer} {row})')
+        return self.let(f"getelementptr inbounds {memory_type(memory.type.dtype)}, {pointer} {self.anchors[key]}, i64 {indices[-1]}")
 
     def load(self, op: Op, operands: Sequence[str]) -> str:
         memory = op.operands[0]
         assert isinstance(memory.type, Tensor)
         dtype = memory.type.dtype
         width = op.results[0].type.width if isinstance(op.results[0].type, Vec) else 1
-        where = self.element_pointer(memory, operands[1 : 1 + memory.type.rank])
+        indices = operands[1 : 1 + memory.type.rank]
+        where = self._anchored(memory, indices) if op.attrs.get("anchored") else self.element_pointer(memory, indices)
         stored = memory_type(dtype, width)
         align = dtype.itemsize * (1 if op.attrs.get("unaligned") else width)
         pointer = self.dialect.pointer(memory.type.space)

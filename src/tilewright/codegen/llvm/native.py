@@ -9,21 +9,28 @@ Code is position independent with the small code model: data of the same object 
 from outside through a table that the loader fills. Kernels come with explicit vectors, so LLVM's loop and SLP vectorisers stay
 off: they cost time and may not reorder our floating point anyway. CPU kernels arrive in the shape they should have, several
 vectors a step: LLVM's longer pipelines and unrolling doubled the time to compile and made none of them faster, so they get the
-short one; the code generator itself runs at full level. Target machines are kept and reused.
+short one; the code generator itself runs at full level. Other levels (`base/levels.py`) are asked for through the target. Target machines
+are kept and reused.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import llvmlite.binding as llvm
+from llvmlite.binding import ffi
 from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilewright.base.errors import CompilerBug
 from tilewright.base.forks import at_work, fork_safe_rlock
 from tilewright.base.headroom import COMPILE_BYTES, require_room
+from tilewright.base.levels import Level, level_of
 from tilewright.base.target import Target
 from tilewright.codegen.llvm.assembler_faults import avoid_faults
 
@@ -34,8 +41,35 @@ _RESERVE = """
 @llvm.compiler.used = appending global [1 x ptr] [ptr @tilewright.reserve], section "llvm.metadata"
 """
 
-# A target machine serves one compilation at a time.
+# A target machine serves one compilation at a time. Those in the background have machines, and a turn, of their own.
 _compiling = fork_safe_rlock()
+_compiling_apart = fork_safe_rlock()
+_thread = threading.local()
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Inside, what this thread compiles keeps no other thread waiting: it has target machines of its own, and does not hold llvmlite's lock
+    while LLVM works, which is safe since each module has a context of its own."""
+    _thread.apart = True
+    try:
+        yield
+    finally:
+        _thread.apart = False
+
+
+def _is_apart() -> bool:
+    return getattr(_thread, "apart", False)
+
+
+def _turn() -> threading.RLock:
+    return _compiling_apart if _is_apart() else _compiling
+
+
+def _unlocked(name: str, *arguments: object) -> object:
+    """A function of LLVM that takes long, without llvmlite's lock."""
+    function = getattr(ffi.lib, name)
+    return getattr(function, "_cfn", function)(*arguments)
 
 
 @functools.cache
@@ -57,7 +91,7 @@ def _initialise(native: bool) -> None:
 
 
 @functools.cache
-def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:
+def _machine(triple: str, cpu: str, features: str, opt: int, apart: bool) -> llvm.TargetMachine:
     _initialise(triple == llvm.get_process_triple())
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small" if not triple.startswith("nvptx") else "default"
@@ -65,8 +99,8 @@ def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachi
 
 
 @functools.cache
-def _header(triple: str, cpu: str, features: str, opt: int) -> str:
-    layout = _machine(triple, cpu, features, opt).target_data
+def _header(triple: str, cpu: str, features: str, opt: int, apart: bool) -> str:
+    layout = _machine(triple, cpu, features, opt, apart).target_data
     return f'target triple = "{triple}"\ntarget datalayout = "{layout}"\n'
 
 
@@ -88,12 +122,22 @@ def _save(text: str) -> str:
     return path
 
 
+def _level(target: Target, opt: int | None) -> Level:
+    """What LLVM is asked for: that of the target's level, or of a number from 0 to 3."""
+    if opt is None and target.is_host:
+        return level_of(target)
+    if opt is None:
+        opt = level_of(target).machine
+    return Level("", "", min(opt, 1) if target.is_host else opt, opt, unroll=not target.is_host and opt > 1)
+
+
 class _Module:
     """A verified, optimised module together with the machine that can emit it."""
 
-    def __init__(self, text: str, target: Target, opt: int) -> None:
+    def __init__(self, text: str, target: Target, opt: int | None) -> None:
         require_room(COMPILE_BYTES, f"compile for {target.name}")
-        key = (*machine_names(target), opt)
+        level = _level(target, opt)
+        key = (*machine_names(target), level.machine, _is_apart())
         self.machine = _machine(*key)
         self.context = llvm.create_context()
         whole = _header(*key) + text + (_RESERVE if target.is_host else "")
@@ -106,20 +150,36 @@ class _Module:
                 f"LLVM rejects the code generated for {target.name}: {str(error).strip()}",
                 help=f"please report this; the LLVM text is in {_save(whole)}",
             ) from error
-        tuning = llvm.create_pipeline_tuning_options(speed_level=min(opt, 1) if target.is_host else opt)
+        tuning = llvm.create_pipeline_tuning_options(speed_level=level.passes)
         tuning.loop_vectorization = False
         tuning.loop_interleaving = False
         tuning.slp_vectorization = False
-        tuning.loop_unrolling = not target.is_host and opt > 1
+        tuning.loop_unrolling = level.unroll
         builder = llvm.create_pass_builder(self.machine, tuning)
         manager = builder.getModulePassManager()
         try:
-            manager.run(self.module, builder)
+            if _is_apart():
+                _unlocked("LLVMPY_RunNewModulePassManager", manager, self.module, builder)
+            else:
+                manager.run(self.module, builder)
         finally:
             # llvmlite forgets to: its class of pass managers inherits a `_dispose` that does nothing.
             NewPassManager._dispose(manager)
             manager.detach()
             builder.close()
+
+    def emit_object(self) -> bytes:
+        """The module as an object."""
+        if not _is_apart():
+            return bytes(self.machine.emit_object(self.module))
+        with ffi.OutputString() as problem:
+            held = _unlocked("LLVMPY_TargetMachineEmitToMemory", self.machine, self.module, 1, problem)
+            if not held:
+                raise RuntimeError(str(problem))
+        try:
+            return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(held), ffi.lib.LLVMPY_GetBufferSize(held))
+        finally:
+            ffi.lib.LLVMPY_DisposeMemoryBuffer(held)
 
     def close(self) -> None:
         """Free the module and its context now; the machine is kept."""
@@ -127,19 +187,19 @@ class _Module:
         self.context.close()
 
 
-def compile_object(text: str, target: Target, opt: int = 3) -> bytes:
-    """The relocatable object of `text` for `target`. `opt` is 0 to 3."""
-    with at_work(), _compiling:
+def compile_object(text: str, target: Target, opt: int | None = None) -> bytes:
+    """The relocatable object of `text` for `target`. `opt` is 0 to 3; without it the target's level holds."""
+    with at_work(), _turn():
         module = _Module(text, target, opt)
         try:
-            return bytes(module.machine.emit_object(module.module))
+            return module.emit_object()
         finally:
             module.close()
 
 
-def emit_assembly(text: str, target: Target, opt: int = 3) -> str:
+def emit_assembly(text: str, target: Target, opt: int | None = None) -> str:
     """The assembly of `text` for `target`; PTX for NVIDIA targets."""
-    with at_work(), _compiling:
+    with at_work(), _turn():
         module = _Module(text, target, opt)
         try:
             assembly = str(module.machine.emit_assembly(module.module))
@@ -148,23 +208,25 @@ def emit_assembly(text: str, target: Target, opt: int = 3) -> str:
             module.close()
 
 
-def optimised_ir(text: str, target: Target, opt: int = 3) -> str:
+def optimised_ir(text: str, target: Target, opt: int | None = None) -> str:
     """The LLVM IR after LLVM's own passes, to look at."""
-    with at_work(), _compiling:
+    with at_work(), _turn():
         return str(_Module(text, target, opt).module)
 
 
-def emit_assembly_for(text: str, triple: str, cpu: str, features: str) -> bytes:
+def emit_assembly_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:
     """`emit_assembly` for a target given by its names; called in the compile server."""
-    return emit_assembly(text, _named(triple, cpu, features)).encode()
+    return emit_assembly(text, _named(triple, cpu, features, level)).encode()
 
 
-def compile_object_for(text: str, triple: str, cpu: str, features: str) -> bytes:
+def compile_object_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:
     """`compile_object` for a target given by its names; called in the compile server."""
-    return compile_object(text, _named(triple, cpu, features))
+    return compile_object(text, _named(triple, cpu, features, level))
 
 
-def _named(triple: str, cpu: str, features: str) -> Target:
+def _named(triple: str, cpu: str, features: str, level: str) -> Target:
     if triple.startswith("nvptx"):
-        return Target(cpu, "nvptx", triple=triple, cpu=cpu, ptx=int(features.removeprefix("+ptx")))
-    return Target(cpu, "cpu", triple=triple, cpu=cpu, cpu_features=features)
+        return Target(cpu, "nvptx", triple=triple, cpu=cpu, ptx=int(features.removeprefix("+ptx")), level=level)
+    if triple.startswith("amdgcn"):
+        return Target(cpu, "amdgpu", triple=triple, cpu=cpu, cpu_features=features, level=level)
+    return Target(cpu, "cpu", triple=triple, cpu=cpu, cpu_features=features, level=level)

@@ -1,9 +1,10 @@
 """A `Size` as LLVM instructions on i64.
 
 In: a size and an LLVM operand for each of its names. Out: an operand that holds the value, with the instructions appended to a
-list. What is emitted computes exactly what `Size.evaluate` computes (floor division, modulus with the divisor's sign, division
+list. Equal steps are emitted once, as most sizes of a program have factors in common. What is emitted computes exactly what `Size.evaluate` computes (floor division, modulus with the divisor's sign, division
 by zero gives zero), as long as no intermediate value leaves 64 bits. A checked emitter says when one does: `take_overflows` gives the
-conditions. Host code is checked; kernels are not, since their host code has computed or bounded the same sizes before.
+conditions; its module needs `CHECKED_STEPS`, for a step is a call: code that hardly ever runs should be short. Host code is checked; kernels are not,
+since their host code has computed or bounded the same sizes before.
 """
 
 from __future__ import annotations
@@ -18,27 +19,47 @@ DECLARATIONS = (
     *(f"declare {{i64, i1}} @llvm.s{word}.with.overflow.i64(i64, i64)" for word in ("add", "sub", "mul")),
 )
 """What a module must declare to use the instructions."""
+CHECKED_STEPS = tuple(
+    f"""define internal i64 @checked.{word}(i64 %a, i64 %b, ptr %left) noinline nounwind {{
+  %both = call {{i64, i1}} @llvm.s{word}.with.overflow.i64(i64 %a, i64 %b)
+  %over = extractvalue {{i64, i1}} %both, 1
+  %before = load i1, ptr %left
+  %now = or i1 %before, %over
+  store i1 %now, ptr %left
+  %result = extractvalue {{i64, i1}} %both, 0
+  ret i64 %result
+}}"""
+    for word in ("add", "sub", "mul")
+)
+"""What it must define besides to use those of a checked emitter: `a word b`; `left` is set where 64 bits do not hold it."""
 
 
 def names_bound(sizes: Iterable[Size]) -> int:
     """A power of two: where every name is below it, and not below its negative, no step of any of the sizes leaves 64 bits. 0 where a
     constant does."""
     found = list(sizes)
-    for power in range(62, -1, -1):
-        if all(_magnitude(size, 1 << power) < 1 << 62 for size in found):
-            return 1 << power
-    return 0
+    low, high = -1, 62
+    while low < high:
+        power = (low + high + 1) // 2
+        known: dict[Size, int] = {}
+        fits = all(_magnitude(size, 1 << power, known) < 1 << 62 for size in found)
+        low, high = (power, high) if fits else (low, power - 1)
+    return 1 << low if low >= 0 else 0
 
 
-def _magnitude(size: Size, name: int) -> int:
-    """The most that the size, and any part of it, can be where no name is more than `name`."""
+def _magnitude(size: Size, name: int, known: dict[Size, int]) -> int:
+    """The most that the size, and any part of it, can be where no name is more than `name`. `known` are those of other sizes."""
+    found = known.get(size)
+    if found is not None:
+        return found
     total = 0
     for monomial, factor in size.terms:
         term = abs(factor)
         for atom in monomial:
-            term *= name if isinstance(atom, str) else max(_magnitude(atom.a, name), _magnitude(atom.b, name)) + 1
+            term *= name if isinstance(atom, str) else max(_magnitude(atom.a, name, known), _magnitude(atom.b, name, known)) + 1
         total += term
-    return max(1, total)
+    known[size] = max(1, total)
+    return known[size]
 
 
 class SizeEmitter:
@@ -54,11 +75,18 @@ class SizeEmitter:
         self.checked = checked
         self._overflows: list[str] = []
         self._done: dict[Size, str] = {}
+        self._steps: dict[str, str] = {}
+        """Instructions, and the registers of their results."""
         self._count = [0]
+        self._left = f"%{prefix}_left"
+        if checked:
+            self.lines += [f"  {self._left} = alloca i1", f"  store i1 false, ptr {self._left}"]
 
     def branch(self) -> SizeEmitter:
-        other = SizeEmitter(self.lines, self.values, self.prefix, self.checked)
+        other = SizeEmitter(self.lines, self.values, self.prefix)
+        other.checked = self.checked
         other._done = dict(self._done)
+        other._steps = dict(self._steps)
         other._count = self._count
         other._overflows = self._overflows
         return other
@@ -68,11 +96,10 @@ class SizeEmitter:
         self.values[name] = operand
 
     def take_overflows(self) -> list[str]:
-        """Conditions (i1), one for each step since the last time that may have left 64 bits: true where it did. Test them before any
-        value is used."""
-        found = list(self._overflows)
+        """Conditions (i1), true where a step since the last time has left 64 bits. Test them before any value is used."""
+        found = list(dict.fromkeys(self._overflows))
         self._overflows.clear()
-        return found
+        return [self._new(f"load i1, ptr {self._left}") if condition == self._left else condition for condition in found]
 
     def value(self, size: Size) -> str:
         """An i64 operand: a literal or a register."""
@@ -88,7 +115,13 @@ class SizeEmitter:
         return done
 
     def product(self, operands: list[str]) -> str:
-        """The product of i64 operands; 1 when there are none."""
+        """The product of i64 operands, wherever `lines` has come to; 1 when there are none."""
+        known, self._steps = self._steps, {}
+        result = self._product(operands)
+        self._steps = known
+        return result
+
+    def _product(self, operands: list[str]) -> str:
         result = ""
         for operand in operands:
             if operand == "1":
@@ -107,11 +140,17 @@ class SizeEmitter:
         """`a word b`, and a condition for a result that 64 bits do not hold."""
         if not self.checked:
             return self._emit(f"{word} i64 {a}, {b}")
-        both = self._emit(f"call {{i64, i1}} @llvm.s{word}.with.overflow.i64(i64 {a}, i64 {b})")
-        self._overflows.append(self._emit(f"extractvalue {{i64, i1}} {both}, 1"))
-        return self._emit(f"extractvalue {{i64, i1}} {both}, 0")
+        self._overflows.append(self._left)
+        return self._emit(f"call i64 @checked.{word}(i64 {a}, i64 {b}, ptr {self._left})")
 
     def _emit(self, instruction: str) -> str:
+        """The register that holds an instruction's result, for instructions whose results depend on their operands alone."""
+        register = self._steps.get(instruction)
+        if register is None:
+            register = self._steps[instruction] = self._new(instruction)
+        return register
+
+    def _new(self, instruction: str) -> str:
         self._count[0] += 1
         register = f"%{self.prefix}{self._count[0]}"
         self.lines.append(f"  {register} = {instruction}")
@@ -122,7 +161,8 @@ class SizeEmitter:
         for monomial, factor in size.terms:
             atoms = [self.values[a] if isinstance(a, str) else self._call(a) for a in monomial]
             negative = factor < 0 and bool(total)
-            term = self.product([self._number(-factor if negative else factor), *atoms])
+            # The number last: what comes before it is a step of other terms, too.
+            term = self._product([*atoms, self._number(-factor if negative else factor)])
             total = self._exact("sub" if negative else "add", total, term) if total else term
         return total
 

@@ -81,6 +81,6 @@ def launch(plain: Launch, call: KernelCall, target: Target) -> Launch:
 register_backend(
     Backend(
         "nvptx", "ptx", write, lambda text, target: native.emit_assembly(text, target).encode(), prepare=prepare, launch=launch,
-        finish_apart=lambda target: ("tilewright.codegen.llvm.native:emit_assembly_for", *native.machine_names(target)),
+        finish_apart=lambda target: ("tilewright.codegen.llvm.native:emit_assembly_for", *native.machine_names(target), target.level),
     )
 )  # fmt: skip

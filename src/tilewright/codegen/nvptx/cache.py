@@ -33,7 +33,8 @@ def _words(op: Op, target: Target) -> tuple[str, bool]:
     return f".{_LEVEL_1.get(cache, cache)}", False
 
 
-def _policy(w: FunctionWriter, op: Op) -> str:
+def policy_of(w: FunctionWriter, op: Op) -> str:
+    """What is said of the second-level cache, as instructions take it."""
     text = f"createpolicy.fractional.{_LEVEL_2[str(op.attrs['cache'])]}.b64 $0, 1.0;"
     return w.let(f'call i64 asm "{text}", "=l"()')
 
@@ -69,7 +70,7 @@ def load(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target, wri
     result = f"i{bits}" if words == 1 else "{ " + ", ".join([f"i{bits}"] * words) + " }"
     written_early = "&" if len(pieces(words, memory.dtype, per_word)) > 1 else ""
     constraints = ",".join([f"={written_early}{letter}"] * words + ["l"] + ["l"] * policy + ["~{memory}"])
-    given = f"ptr addrspace(1) {where}" + (f", i64 {_policy(w, op)}" if policy else "")
+    given = f"ptr addrspace(1) {where}" + (f", i64 {policy_of(w, op)}" if policy else "")
     found = w.let(f'call {result} asm sideeffect "{text}", "{constraints}"({given})')
     parts = [found] if words == 1 else [w.let(f"extractvalue {result} {found}, {k}") for k in range(words)]
     return value_of(w, parts, op, width, per_word, bits)
@@ -89,7 +90,7 @@ def store(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) ->
     )
     given = [f"ptr addrspace(1) {where}", *(f"i{bits} {part}" for part in _parts(w, op, operands[-1], per_word, words, bits))]
     if policy:
-        given.append(f"i64 {_policy(w, op)}")
+        given.append(f"i64 {policy_of(w, op)}")
     constraints = ",".join(["l"] + [letter] * words + ["l"] * policy + ["~{memory}"])
     w.line(f'call void asm sideeffect "{text}", "{constraints}"({", ".join(given)})')
     return []
@@ -127,7 +128,7 @@ def copy_with_hints(w: FunctionWriter, op: Op, to: str, origin: str, wanted: str
     tail = ""
     for value, letter in (
         (f"i32 {w.let(f'select i1 {wanted}, i32 {bytes_}, i32 0')}" if wanted else "", "r"),
-        (f"i64 {_policy(w, op)}" if policy else "", "l"),
+        (f"i64 {policy_of(w, op)}" if policy else "", "l"),
     ):
         if value:
             tail += f", ${len(given)}"

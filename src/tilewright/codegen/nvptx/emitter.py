@@ -114,7 +114,7 @@ def _written(kernel: Kernel, before: bool = True) -> set[Value]:
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
     stores |= {op.operands[2] for op in walk(kernel.body) if op.opcode == "bulk_store"}
-    return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "atomic_store", "raise_flag", "report")}
+    return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "atomic_store", "raise_flag", "count_up", "report")}
 
 
 def _waits(kernel: Kernel) -> bool:
@@ -131,6 +131,9 @@ class _NvptxDialect:
         self.written = _written(kernel)
         # Nothing that the kernel itself does changes these: only the wait for the kernel before, after which all loads are.
         self.unwritten = set(kernel.params) - _written(kernel, before=False)
+        self.constant = {op.results[0] for op in walk(kernel.body) if op.opcode == "tensor_at" and op.attrs.get("constant")}
+        """Tensors behind addresses that nobody writes to."""
+        self.unwritten |= self.constant
         self.locations: dict[tuple[int, int], int] = {}
         self.source = kernel.span.source
         self.watchdog = Watchdog(kernel)
@@ -139,7 +142,7 @@ class _NvptxDialect:
         return f"ptr addrspace({_SPACES[space]})"
 
     def load_suffix(self, memory: Value) -> str:
-        read_only = memory in self.kernel.params and memory not in self.written
+        read_only = (memory in self.kernel.params and memory not in self.written) or memory in self.constant
         return ", !invariant.load !0" if read_only else ""
 
     def location(self, op: Op) -> str:
@@ -212,7 +215,7 @@ class _NvptxDialect:
         if op.opcode == "store":
             return nvptx_cache.store(w, op, operands, self.target)
         if op.opcode == "load" and op.attrs.get("masked"):
-            return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])), ordered=op.operands[0] not in self.unwritten)]
+            return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])), ordered=bool(op.attrs.get("early")) or op.operands[0] not in self.unwritten)]
         if op.opcode == "program_id":
             return [self._register(w, "ctaid", op)]
         if op.opcode == "thread_id":
@@ -222,6 +225,16 @@ class _NvptxDialect:
         if op.opcode == "grid_barrier":
             nvptx_grid.grid_barrier(w, op)
             return []
+        if op.opcode == "count_up":
+            nvptx_grid.count_up(w, op, operands)
+            return []
+        if op.opcode == "await_count":
+            nvptx_grid.await_count(w, op, operands)
+            return []
+        if op.opcode == "tensor_at":
+            where = w.element_pointer(op.operands[0], operands[1:])
+            address = w.let(f"load i64, ptr addrspace(1) {where}, align 8, !invariant.load !0")
+            return [w.let(f"inttoptr i64 {address} to ptr addrspace(1)")]
         if op.opcode == "barrier":
             w.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
             return []
@@ -231,6 +244,10 @@ class _NvptxDialect:
             return [self._alloc(w, op)]
         if op.opcode == "prefetch":
             where = w.element_pointer(op.operands[0], operands[1:])
+            size = op.attrs.get("bytes", 0)
+            if size:
+                w.line(f'call void asm sideeffect "cp.async.bulk.prefetch.L2.global [$0], {size};", "l"(ptr addrspace(1) {where})')
+                return []
             # LLVM has an intrinsic for it, but only from Hopper on.
             w.line(f'call void asm sideeffect "prefetch.global.L2 [$0];", "l"(ptr addrspace(1) {where})')
             return []
@@ -272,7 +289,11 @@ class _NvptxDialect:
     def _register(self, w: FunctionWriter, name: str, op: Op) -> str:
         axis = op.attrs.get("axis", 0)
         assert isinstance(axis, int)
-        value = w.call("i32", f"llvm.nvvm.read.ptx.sreg.{name}.{'xyz'[axis]}")
+        if op.attrs.get("fresh"):
+            # What is computed of it is computed here, and not kept from the start of a large kernel on.
+            value = w.let(f'call i32 asm sideeffect "mov.u32 $0, %{name}.{"xyz"[axis]};", "=r"()')
+        else:
+            value = w.call("i32", f"llvm.nvvm.read.ptx.sreg.{name}.{'xyz'[axis]}")
         return w.let(f"zext i32 {value} to i64")
 
     def _fence(self, w: FunctionWriter, op: Op) -> list[str]:

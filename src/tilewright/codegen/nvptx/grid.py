@@ -1,4 +1,4 @@
-"""Barriers of a whole grid -> LLVM text for NVIDIA GPUs.
+"""Barriers of a whole grid, and counters that blocks wait for -> LLVM text for NVIDIA GPUs.
 
 In: a kernel with `grid_barrier`; out: code that meets all blocks of a cooperative launch at one word of memory. The driver
 gives every such launch a workspace of its own and its address in two environment registers; the second word of it is for
@@ -13,6 +13,8 @@ barriers of the block before and after hand both on to its other threads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.codegen.llvm.emitter import FunctionWriter
 from tilewright.codegen.nvptx.matrix import turn_until
 from tilewright.ir.nodes import Kernel, Op, walk
@@ -25,7 +27,7 @@ _WORD = 4
 
 def is_cooperative(kernel: Kernel) -> bool:
     """Whether the kernel's blocks must all run at once."""
-    return any(op.opcode == "grid_barrier" for op in walk(kernel.body))
+    return any(op.opcode in ("grid_barrier", "await_count", "count_up") for op in walk(kernel.body))
 
 
 def grid_barrier(w: FunctionWriter, op: Op) -> None:
@@ -47,6 +49,42 @@ def grid_barrier(w: FunctionWriter, op: Op) -> None:
     w.line(f"br label %{met}")
     w.open_label(met)
     _block_barrier(w)
+
+
+def count_up(w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+    """The addition releases what this thread wrote, and what it knows of by a barrier of its block."""
+    where = w.element_pointer(op.operands[0], operands[1:])
+    w.line(f'call void asm sideeffect "red.release.gpu.global.add.u32 [$0], 1;", "l,~{{memory}}"(ptr addrspace(1) {where})')
+
+
+def await_count(w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+    """A counter has come to a number where their difference, modulo 2^32, is not negative."""
+    where = w.element_pointer(op.operands[0], operands[1:2])
+    again, done = w.new_label("wait"), w.new_label("waited")
+    w.line(f"br label %{again}")
+    w.open_label(again)
+    polls = op.attrs.get("polls", "acquire")
+    now = _look(w, where, "acquire" if polls == "acquire" else "relaxed")
+    come = w.let(f"icmp sge i32 {w.let(f'sub i32 {now}, {operands[2]}')}, 0")
+    pause = op.attrs.get("pause", 0)
+    if pause:
+        still = w.new_label("still")
+        w.line(f"br i1 {come}, label %{done}, label %{still}")
+        w.open_label(still)
+        w.line(f'call void asm sideeffect "nanosleep.u32 {pause};", ""()')
+        w.dialect.turn(w, op)
+        w.line(f"br label %{again}")
+        w.open_label(done)
+    else:
+        turn_until(w, op, come, done, again)
+    if polls == "relaxed":
+        _look(w, where, "acquire")  # it sees what the last look saw, or later steps
+    elif polls == "fence":
+        w.line('fence syncscope("device") acq_rel')
+
+
+def _look(w: FunctionWriter, where: str, order: str) -> str:
+    return w.let(f'call i32 asm sideeffect "ld.{order}.gpu.global.u32 $0, [$1];", "=r,l,~{{memory}}"(ptr addrspace(1) {where})')
 
 
 def _block_barrier(w: FunctionWriter) -> None:

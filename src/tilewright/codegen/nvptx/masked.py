@@ -18,6 +18,9 @@ _SINGLE = {1: ("u8", "h", 16), 2: ("b16", "h", 16), 4: ("b32", "r", 32), 8: ("b6
 """For that many bytes: the type, the constraint and the bits of the register they are loaded into."""
 
 
+_SPACES = {"global": 1, "shared": 3}
+
+
 def registers(dtype: DType, width: int) -> tuple[int, int, str, str, int]:
     """For that many elements: elements in a register, registers, and the type, the constraint and the bits of one."""
     size = dtype.itemsize
@@ -47,7 +50,7 @@ def register_list(names: Sequence[str]) -> str:
 def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: bool, ordered: bool) -> str:
     memory = op.operands[0].type
     assert isinstance(memory, Tensor)
-    if memory.space != "global":
+    if memory.space not in _SPACES:
         raise CompilerBug.at("TW040", f"no load under a condition from {memory.space} memory", op.span)
     width = op.results[0].type.width if isinstance(op.results[0].type, Vec) else 1
     per_word, words, kind, letter, bits = registers(memory.dtype, width)
@@ -56,7 +59,7 @@ def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: b
     zeros = " ".join(f"mov.b{bits} {name}, 0;" for name in names)
     path = ".nc" if read_only else ""
     loads = [
-        f"@${words + 1} ld.global{path}{shape}.{kind} {register_list(names[first : first + count])}, [${words}{offset}];"
+        f"@${words + 1} ld.{memory.space}{path}{shape}.{kind} {register_list(names[first : first + count])}, [${words}{offset}];"
         for first, count, offset, shape in pieces(words, memory.dtype, per_word)
     ]
     text = " ".join([zeros, *loads])
@@ -64,7 +67,7 @@ def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: b
     constraints = ",".join([f"=&{letter}"] * words + ["l", "b"])
     effect = " sideeffect" if ordered else ""
     found = w.let(
-        f'call {result} asm{effect} "{text}", "{constraints}"(ptr addrspace(1) {where}, i1 {operands[-1]})'
+        f'call {result} asm{effect} "{text}", "{constraints}"(ptr addrspace({_SPACES[memory.space]}) {where}, i1 {operands[-1]})'
     )
     parts = [found] if words == 1 else [w.let(f"extractvalue {result} {found}, {k}") for k in range(words)]
     return value_of(w, parts, op, width, per_word, bits)

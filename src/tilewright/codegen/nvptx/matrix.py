@@ -98,7 +98,7 @@ def _tma_load(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[st
     if map_type.pixels:
         mode = "im2col"
         first = 5 + len(where)
-        offsets = [("i16", _word(w, op.operands[k], operands[k], 16)) for k in (first + 1, first)]
+        offsets = [("i16", _word(w, op.operands[k], operands[k], 16)) for k in reversed(range(first, first + len(where) - 2))]
     many = bool(op.attrs.get("multicast"))
     mask = _word(w, op.operands[-1], operands[-1], 16) if many else "0"
     w.call(

@@ -178,9 +178,10 @@ def _bulk_load(w: FunctionWriter, op: Op, operands: Sequence[str], target: Targe
     to, place, size = _bulk(w, op, operands)
     barrier = _shared_place(w, op, operands, len(operands) - 2)
     there = w.let(f"addrspacecast {_SHARED} {to} to {CLUSTER}")
+    told = "cache" in op.attrs
     w.call(
         "void", "llvm.nvvm.cp.async.bulk.global.to.shared.cluster", (CLUSTER, there), (_SHARED, barrier), ("ptr addrspace(1)", place),
-        ("i32", size), ("i16", "0"), ("i64", "0"), ("i1", "false"), ("i1", "false"),
+        ("i32", size), ("i16", "0"), ("i64", nvptx_cache.policy_of(w, op) if told else "0"), ("i1", "false"), ("i1", "true" if told else "false"),
     )  # fmt: skip
     return []
 

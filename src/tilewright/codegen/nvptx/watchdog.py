@@ -11,7 +11,7 @@ from tilewright.base.abi import WATCHDOG_MARK, WATCHDOG_SYMBOL
 from tilewright.codegen.llvm.emitter import FunctionWriter
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 
-WAITS = frozenset({"mbarrier_wait", "await_flag", "grid_barrier"})
+WAITS = frozenset({"mbarrier_wait", "await_flag", "await_count", "grid_barrier"})
 _READS = frozenset({"load", "atomic", "atomic_load", "atomic_remote", "load_remote"})
 
 
@@ -43,7 +43,9 @@ class Watchdog:
         w.line(f"br i1 {too_late}, label %{late}, label %{going}")
         w.open_label(late)
         place = w.let(f"load volatile ptr, ptr addrspace(1) @{WATCHDOG_SYMBOL}")
-        w.line(f"store volatile i64 {WATCHDOG_MARK | self._number << 32 | (op.span.line or self._line)}, ptr {place}")
+        code = op.attrs.get("code", 0)
+        assert isinstance(code, int)
+        w.line(f"store volatile i64 {WATCHDOG_MARK | self._number << 32 | (code or op.span.line or self._line)}, ptr {place}")
         w.line('call void asm sideeffect "fence.sc.sys;", "~{memory}"()')
         w.call("void", "llvm.trap", attributes=" noreturn")
         w.line("unreachable")

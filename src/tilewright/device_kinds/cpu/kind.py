@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilewright.base.artifact import Artifact
+from tilewright.base.artifact import SMALL_EXTENT, SMALL_MANY, Artifact, SmallSums
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.target import Target, host_cpu
-from tilewright.compile.driver import Signature, compile_kernel
+from tilewright.compile import tiers
+from tilewright.compile.driver import AxisNumbers, Signature, compile_kernel, for_any_extents
+from tilewright.device_kinds.cpu.tiered import TieredPrograms
 from tilewright.execute.calls.arguments import Number, ReadArgument, numbers
 from tilewright.execute.calls.checks import bind_sizes
-from tilewright.execute.calls.host_calls import output_arrays, recorded_result, strides_of
+from tilewright.execute.calls.host_calls import output_arrays, recorded_result, result_strides, strides_of
 from tilewright.execute.calls.in_place import host_apart
 from tilewright.execute.calls.kernel_calls import Entry, KernelCalls, KernelSource
 from tilewright.execute.calls.outputs import converted, keep, result_of
@@ -108,23 +110,54 @@ def _partition(index: int, count: int) -> Device:
 # -- kernels --------------------------------------------------------------------------------------------------------
 
 
+MOST_SIZED = 8
+"""Kinds of code for small extents that a kernel may have at a time, for arguments of the same kind."""
+
+
+def _small_extents(arguments: list[ReadArgument], nests: Sequence[SmallSums] | None) -> AxisNumbers:
+    """The extents that are small, if there is work enough to make code for them; with `nests`, those that count for these."""
+    if nests is not None and not nests:
+        return ()
+    arrays = [(a.name, a.value) for a in arguments if isinstance(a.value, np.ndarray)]
+    if sum(array.size for _, array in arrays) < SMALL_MANY:
+        return ()
+    found = tuple((name, axis, extent) for name, array in arrays for axis, extent in enumerate(array.shape) if 1 <= extent <= SMALL_EXTENT)
+    return found if nests is None else _that_count(found, nests)
+
+
+def _that_count(small: AxisNumbers, nests: Sequence[SmallSums]) -> AxisNumbers:
+    """Those of the small extents that are part of the code."""
+    axes = {(name, axis) for name, axis, _ in small}
+    counting = {axis for nest in nests if axes.issuperset(nest.sums) for axis in (*nest.sums, *nest.around)}
+    return tuple(one for one in small if one[:2] in counting)
+
+
 class CpuCalls(KernelCalls):
     """A kernel on the CPU and on parts of it."""
 
     def __init__(self, kernel: KernelSource) -> None:
         super().__init__(kernel)
-        self._programs: dict[Signature, cpu.CpuProgram] = {}
+        self._programs: dict[tuple[Signature, AxisNumbers], cpu.CpuProgram] = {}
+        """By what code is made for, and the small extents that are part of it."""
+        self._small: dict[Signature, tuple[SmallSums, ...]] = {}
+        """Which extents may be part of the code, as far as is known."""
         self._partitions: dict[tuple[Signature, int], cpu.CpuProgram] = {}
         self._latest: cpu.CpuProgram | None = None
+        self._tiered: TieredPrograms | None = None
+        """Programs that are compiled in tiers, where any are."""
 
     def entry(self, device: Device, fallback: Entry) -> Entry | None:
         """The entry stub of the latest program."""
         return self._latest.entry(fallback) if self._latest is not None and device.partition is None else None
 
+    @property
+    def direct(self) -> Entry | None:
+        return self._latest.call if self._latest is not None and self._tiered is None else None
+
     def entry_for(self, values: Mapping[str, object], device: Device, fallback: Entry) -> Entry | None:
         if device.partition is not None or any(isinstance(v, DeviceArray) for v in values.values()):
             return None
-        return self._program(self.kernel.arguments(values, gpu=False)).entry(fallback)
+        return self._program(self.kernel.arguments(values, gpu=False), final=True).entry(fallback)
 
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> tuple[object, Artifact]:
         if device.partition is not None:
@@ -138,23 +171,70 @@ class CpuCalls(KernelCalls):
         if device.partition is not None:
             program = self._partition_program(arguments, device.target)
             return self._general(program, arguments, out, cpu_pool.partition(*device.partition)), program.artifact
-        program = self._program(arguments)
         recorder = streams.host_recorder() if streams.FAST_PATH_OFF.value else None
+        program = self._program(arguments, out, final=recorder is not None)
         if recorder is not None:
             return self._record(recorder, program, values, arguments, out), program.artifact
         keywords = {} if out is None else {"out": out}
         result = program.call(*(a.value for a in arguments), **keywords)
+        if result is NotImplemented and program.artifact.is_sized and program.artifact.host:
+            # What is wrong with a call is said in names, which code for certain sizes does not have.
+            program = self._latest = self._loaded(self._wanted(arguments, out), ())
         if result is NotImplemented:
             result = self._general(program, arguments, out)
+        if self._tiered is not None:
+            self._tiered.after_call()
+            # Another thread may have exchanged the code while this call ran; calls that go straight to machine code say nothing of it.
+            program = next((one for one in tuple(self._programs.values()) if one.artifact.key == program.artifact.key), program)
         return result, program.artifact
 
-    def _program(self, arguments: list[ReadArgument]) -> cpu.CpuProgram:
+    def _wanted(self, arguments: list[ReadArgument], out: object) -> Signature:
         wanted = self.kernel.signature(arguments, gpu=False)
-        program = self._programs.get(wanted)
+        results = result_strides(self.function, out) if out is not None else ()
+        return replace(wanted, results=results) if results else wanted
+
+    def _program(self, arguments: list[ReadArgument], out: object = None, final: bool = False) -> cpu.CpuProgram:
+        """The program for a call. `final`: who asks keeps it, so that quick code will not do."""
+        wanted = self._wanted(arguments, out)
+        small = _small_extents(arguments, self._small.get(wanted))
+        program = self._programs.get((wanted, small))
         if program is None:
-            program = cpu.load(announced(compile_kernel(self.function, wanted, host_cpu())))
-            keep(self._programs, wanted, program)
+            program = self._loaded(wanted, small, final)
+        elif self._tiered is not None:
+            better = self._tiered.exchanged((wanted, small), program, final)
+            if better is not program:
+                program = self._programs[wanted, small] = better
         self._latest = program
+        return program
+
+    def _loaded(self, wanted: Signature, small: AxisNumbers, final: bool = True) -> cpu.CpuProgram:
+        """Code for these extents, while a kernel has not too many kinds of it; else for any."""
+        if small and sum(1 for key in self._programs if key[0] == wanted and key[1]) >= MOST_SIZED:
+            # From now on code for any extents takes what comes.
+            program = self._programs.get((wanted, ()))
+            if program is None or program.artifact.small:
+                program = cpu.load(for_any_extents(announced(compile_kernel(self.function, wanted, host_cpu()))))
+                keep(self._programs, (wanted, ()), program)
+            return program
+        program = self._programs.get((wanted, small))
+        if program is not None:
+            return program
+        sized, tier = replace(wanted, extents=small), None
+        if final or not tiers.hold(self.function):
+            program = cpu.load(announced(compile_kernel(self.function, sized, host_cpu())))
+        else:
+            self._tiered = self._tiered or TieredPrograms(self.kernel)
+            program, tier = self._tiered.first(sized)
+        keep(self._small, wanted, program.artifact.small)
+        key = wanted, _that_count(small, program.artifact.small)
+        if tier is None or self._tiered is None:
+            keep(self._programs, key, program)
+            return program
+        with self._tiered.lock:
+            if key in self._programs:
+                return self._programs[key]  # another thread's, which may be the optimised one by now
+            keep(self._programs, key, program)
+            self._tiered.add(key, tier)
         return program
 
     def _partition_program(self, arguments: list[ReadArgument], target: Target) -> cpu.CpuProgram:

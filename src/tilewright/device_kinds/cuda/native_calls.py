@@ -136,10 +136,10 @@ class NativeCalls:
         from tilewright.runtime.cuda import launcher as cuda_launcher
 
         tensors = any(slot.is_array and slot.kind != abi.OWN for slot in (*pattern.arguments, *pattern.results))
+        cuda_launcher.load_engine(engine_object)
         layout = cuda_launcher.layout(tensors)
         if layout is None:
             return None
-        cuda_launcher.load_engine(engine_object)
         if (device.ordinal, pattern) not in self._known and len(self._known) >= MOST_PATTERNS:
             self._known.clear()
         if self._recent is None:

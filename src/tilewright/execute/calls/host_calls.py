@@ -11,9 +11,11 @@ from tilewright.base.errors import DeviceError
 from tilewright.base.source import Span
 from tilewright.execute.calls.arguments import element_strides
 from tilewright.execute.calls.checks import check_output
-from tilewright.execute.calls.in_place import check_given, share_memory
+from tilewright.execute.calls.in_place import check_given, elements_apart, share_memory
 from tilewright.execute.calls.outputs import given_outputs
 from tilewright.execute.speed_warnings import copied
+from tilewright.tree.block_graph import BlockGraph
+from tilewright.tree.syntax import Function
 
 
 def output_arrays(
@@ -30,15 +32,37 @@ def output_arrays(
             outputs[param.name] = _allocate(shape, param)
             continue
         target = check_output(param, given[param.name], shape, span)
+        placed = any(b.array == param.name and b.stride for b in artifact.bindings)
         others = [*arrays.values(), *(t for n, t in given.items() if n != param.name and isinstance(t, np.ndarray))]
-        if target.flags.c_contiguous and not any(np.may_share_memory(target, o) for o in others):
+        if (target.flags.c_contiguous or placed) and not any(np.may_share_memory(target, o) for o in others):
             outputs[param.name] = target
         else:
-            if not target.flags.c_contiguous:
+            if not target.flags.c_contiguous and not placed:
                 copied("out", target, span, f"its strides are {target.strides} bytes, and results are written one after the other", "pass a contiguous out=")
             outputs[param.name] = _allocate(shape, param)
             copies.append((target, outputs[param.name]))
     return outputs, copies
+
+
+def result_strides(function: Function, out: object) -> tuple[tuple[int | None, ...] | None, ...]:
+    """Strides of the arrays given for results, as code is made for them; () where all are contiguous, or one cannot be written where it lies.
+
+    Graphs of blocks lay out their results themselves: their code is made for contiguous ones.
+    """
+    if isinstance(function, BlockGraph):
+        return ()
+    given = (out,) if isinstance(out, np.ndarray) else out if isinstance(out, tuple) else ()
+    if all(isinstance(target, np.ndarray) and target.flags.c_contiguous for target in given):
+        return ()
+    found: list[tuple[int | None, ...] | None] = []
+    for target in given:
+        if not isinstance(target, np.ndarray) or not target.flags.aligned or any(s % target.itemsize for s in target.strides):
+            return ()
+        strides = element_strides(target)
+        if not elements_apart(target.shape, strides):
+            return ()
+        found.append(None if target.flags.c_contiguous else tuple(1 if s == 1 and axis == target.ndim - 1 else None for axis, s in enumerate(strides)))
+    return tuple(found)
 
 
 def recorded_result(artifact: Artifact, outputs: Mapping[str, object], out: object) -> object:

@@ -54,6 +54,11 @@ class KernelCalls(ABC):
         return self.entry(device, fallback)
 
     @property
+    def direct(self) -> Entry | None:
+        """What ran the latest call, for calls with host arrays like those: it gives `NotImplemented` for others. None where there is none."""
+        return None
+
+    @property
     def latest(self) -> Artifact | None:
         """What machine code ran last, where the latest call was one of its own."""
         return None

@@ -21,6 +21,7 @@ from tilewright.execute.calls.arguments import ReadArgument, read_optional, sign
 from tilewright.execute.calls.in_place import check_in_place
 from tilewright.execute.calls.index_checks import all_checked
 from tilewright.execute.calls.kernel_calls import KernelCalls
+from tilewright.execute.calls.repeated_axes import with_repeats
 from tilewright.execute.calls.watchdog import watchdog_nanoseconds
 from tilewright.execute.device import Device
 from tilewright.execute.kinds import kind_of
@@ -34,7 +35,7 @@ class Runner:
     """A kernel on its way through the devices: keeps what was compiled and loaded for it."""
 
     def __init__(
-        self, function: Function, precision: str = "ieee", schedule: str = "", watchdog: float | None = None, launches: int = 0,
+        self, function: Function, precision: str = "auto", schedule: str = "", watchdog: float | None = None, launches: int = 0,
         check: bool = False, packed: Mapping[str, DType] | None = None,
     ) -> None:  # fmt: skip
         self.function, self.launches = function, launches
@@ -85,14 +86,14 @@ class Runner:
             if values[name] is None:
                 continue  # whether it may be left out is the kernel's to say
             check_in_place(name, values[name], argument.value if isinstance(argument.value, np.ndarray | DeviceArray) else None, self.function.span)
-        return found
+        return with_repeats(self.function, found)
 
     def signature(self, arguments: list[ReadArgument], gpu: bool) -> Signature:
         """What to compile for a call with these arguments."""
         found = signature(arguments, gpu)
         watchdog = self.watchdog if gpu else 0
         launches = self.launches if gpu else 0
-        if self.precision == "ieee" and not self.schedule and not watchdog and not launches and not self.indices:
+        if self.precision == "auto" and not self.schedule and not watchdog and not launches and not self.indices:
             return found
         return replace(found, precision=self.precision, schedule=self.schedule, watchdog=watchdog, launches=launches, indices=self.indices)
 

@@ -7,7 +7,7 @@ Out: extents and dtype per result. The rules come from the checker and are kept 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.base.artifact import Artifact, ScalarParam
@@ -17,6 +17,7 @@ from tilewright.base.sizes import add_numbers
 from tilewright.base.target import host_cpu
 from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, front_end
+from tilewright.execute.calls.repeated_axes import repeating
 from tilewright.tree.syntax import Function, Name, Param, Return, Tuple
 from tilewright.tree.typed import ArgSpec, ArrayArg, NoneArg, ScalarArg
 
@@ -64,7 +65,10 @@ def results(function: Function, forms: Sequence[Form]) -> list[OutputForm]:
     names = [param.name for param in function.params]
     if len(forms) != len(names):
         raise UserError.at("TW016", f"{function.name} takes {len(names)} argument(s) ({', '.join(names)}), got {len(forms)}", function.span)
-    rule = _rule(function, tuple(_spec(form) for form in forms))
+    specs = tuple(_spec(form) for form in forms)
+    shapes = {n: f.shape for n, f in zip(names, forms, strict=True) if isinstance(f, OutputForm) and all(type(extent) is int for extent in f.shape)}
+    ones = repeating(function, specs, shapes) if any(1 in shape for shape in shapes.values()) else {}
+    rule = _rule(function, tuple(replace(s, ones=ones[n]) if n in ones and isinstance(s, ArrayArg) else s for n, s in zip(names, specs, strict=True)))
     given = dict(zip(names, forms, strict=True))
     values: dict[str, Any] = {p.name: given[p.name] for p in rule.inputs if isinstance(p, ScalarParam) and p.dtype.is_int}
     for binding in rule.bindings:

@@ -154,7 +154,7 @@ def exchanged(place: DevicePlace, x: Array) -> Array:
         flat = {"x": x.reshape((batch, rows, columns)), "y": y.reshape((batch, columns, rows))}
 
         def build() -> Program:
-            return transpose_program(dtype, into, outof) if place.is_gpu else transpose_program_cpu(dtype)
+            return transpose_program(dtype, into, outof) if place.target.simt else transpose_program_cpu(dtype)
 
         place.run(f"transpose {dtype} {into} {outof}", build, flat)
     return y

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from tilewright.base.dtypes import bool_, i64
 from tilewright.base.errors import UserError
 from tilewright.execute.devices import place_of
-from tilewright.execute.places import Array, DevicePlace, dtype_of
+from tilewright.execute.places import Array, ArrayPlace, DevicePlace, dtype_of
 from tilewright.execute.primitives.axes import axis_of, numbers_only
 from tilewright.execute.primitives.functions import function_of
+from tilewright.execute.primitives.known_filters import known_filter, learn_filter
 
 if TYPE_CHECKING:
     from tilewright.ir.program import Program
     from tilewright.primitives.functions import ScalarFunction
+    from tilewright.runtime.core.device import LoadedProgram
 
 
 def filter(data: Any, wanted: Any, *, axis: int | None = None, device: str | None = None) -> Any:
@@ -25,6 +27,10 @@ def filter(data: Any, wanted: Any, *, axis: int | None = None, device: str | Non
 
     With `axis`, `wanted` is an array of bools with one for each place along that axis: slices are kept or left out, and the result has the data's axes.
     """
+    if axis is None and device is None and callable(wanted):
+        known = known_filter(data, wanted)
+        if known is not None:
+            return known
     numbers_only(data, "filter")
     place = place_of([data] if callable(wanted) else [data, wanted], device)
     given = place.read("data", data)
@@ -50,7 +56,9 @@ def filter(data: Any, wanted: Any, *, axis: int | None = None, device: str | Non
     if not x.size:
         return place.give(place.new((0,), dtype_of(x)))
     y, count = place.new(x.shape, dtype_of(x)), place.new((1,), i64)
-    filter_into(place, arrays, y, count, predicate, aligned)
+    program = filter_into(place, arrays, y, count, predicate, aligned)
+    if program is not None and predicate is not None and isinstance(place, ArrayPlace) and place.runtime.writes_pinned and not place.on_host:
+        learn_filter(data, wanted, place.runtime, program, place.place.library)
     return place.give(y)[: int(place.number(count))]
 
 
@@ -92,11 +100,11 @@ def taken(place: DevicePlace, x: Array, axis: int, places: Array) -> Array:
     if y.size:
         outer, inner = math.prod(before), math.prod(after)
         width = 1
-        if place.is_gpu and place.aligned(x):
+        if place.target.simt and place.aligned(x):
             width = math.gcd(inner, min(16 // dtype.itemsize, 8))
-        wide = place.is_gpu and y.size >= 1 << 31
+        wide = place.target.simt and y.size >= 1 << 31
         arrays = {"x": x.reshape((outer, x.shape[axis], inner)), "places": places, "y": y.reshape((outer, places.shape[0], inner))}
-        single = not place.is_gpu and inner == 1
+        single = not place.target.simt and inner == 1
         place.run(f"take {dtype} {width} {wide} {single}", lambda: take_program(dtype, place.target, width, wide, single), arrays)
     return y
 
@@ -104,16 +112,20 @@ def taken(place: DevicePlace, x: Array, axis: int, places: Array) -> Array:
 def filter_into(
     place: DevicePlace, arrays: dict[str, Array], y: Array, count: Array, predicate: ScalarFunction | None, aligned: bool, heads: bool = False,
     trues: bool = False,
-) -> None:  # fmt: skip
+) -> LoadedProgram | None:  # fmt: skip
+    """Run it, and give the program on the device, where devices have such."""
     dtype = dtype_of(arrays["x"])
 
     def build() -> Program:
         from tilewright.primitives.cpu_chunks import filter_program_cpu
         from tilewright.primitives.filter import filter_program
+        from tilewright.primitives.threads.filter import threads_filter_program
 
         if place.is_gpu:
             return filter_program(dtype, predicate, place.target, aligned, heads, trues=trues)
+        if place.waits_for_none:
+            return threads_filter_program(dtype, predicate, heads, trues, y.size >= 1 << 32)
         return filter_program_cpu(dtype, predicate, heads, trues)
 
     what = f"filter {dtype} {predicate.key if predicate else 'heads' if heads else 'trues' if trues else 'mask'} {aligned}"
-    place.run(what, build, {**arrays, "y": y, "count": count})
+    return place.run(what, build, {**arrays, "y": y, "count": count})

@@ -37,7 +37,7 @@ def tree_of(function: Function) -> Any:
     """The tree of a function. The same text with the same captured values is read once, however often Python makes a function of it."""
     from tilewright.frontend.python.functions import parse_scalar_function
 
-    key = _identity(function)
+    key = identity_of(function)
     if key is None:
         return parse_scalar_function(function)
     found = _trees.get(key)
@@ -47,7 +47,7 @@ def tree_of(function: Function) -> Any:
     return found
 
 
-def _identity(function: Any) -> object:
+def identity_of(function: Any) -> object:
     """What tells a function from others: its code and what it captures; None where that is more than numbers and functions."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
@@ -62,7 +62,7 @@ def _identity(function: Any) -> object:
         if isinstance(value, bool | int | float):
             parts.append((type(value), value))
         elif isinstance(value, types.FunctionType):
-            inner = _identity(value) if value is not function else code
+            inner = identity_of(value) if value is not function else code
             if inner is None:
                 return None
             parts.append(inner)

@@ -6,11 +6,12 @@ In and out: as for the other primitives (`elements`).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.base.dtypes import DType, f64, i64
+from tilewright.base.dtypes import DType, f32, f64, i64
 from tilewright.base.errors import UserError
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, Number, dtype_of
@@ -104,7 +105,7 @@ def _counted(place: DevicePlace, x: Array, bins: int, range: tuple[float, float]
     aligned = place.aligned(x)
 
     def build() -> Program:
-        return histogram_program(dtype, bins, place.target, unit, aligned) if place.is_gpu else histogram_program_cpu(dtype, bins, unit)
+        return histogram_program(dtype, bins, place.target, unit, aligned) if place.target.simt else histogram_program_cpu(dtype, bins, unit)
 
     place.run(f"histogram {dtype} {bins} {unit} {aligned}", build, {"x": x, "counts": counts}, bounds)
     return place.give(counts)
@@ -126,6 +127,8 @@ def _filled_rows(
         plan = plan_of(dtype, "unit" if unit else "even", kind)
     else:
         plan = plan_of(dtype, "edges", kind, edges.dtype.kind == "i" or edges.dtype in (np.uint8, np.uint16, np.uint32))
+        if plan.number is f64 and dtype.is_float and "f64" in place.target.missing_dtypes:
+            plan, edges = replace(plan, number=f32), _narrow_edges(edges)
     counts = place.new((*around, bins), plan.total)
     if not x.size:
         return filled(counts, 0) if counts.size else counts
@@ -138,6 +141,16 @@ def _filled_rows(
     parts, table = parts_of(place.target, rows), table_for(place.target, bins)
     place.run(f"histogram rows {plan.key} {parts} {table}", lambda: histogram_rows_program(plan, place.target, parts, table), arrays, scalars)
     return counts
+
+
+def _narrow_edges(edges: np.ndarray) -> np.ndarray:
+    """Edges as f32 that f32 are on the same sides of: the next number above each, and below the last, which belongs to its bin."""
+    wide = edges.astype(np.float64)
+    with np.errstate(over="ignore"):
+        near = wide.astype(np.float32)
+    above = np.where(near < wide, np.nextafter(near, np.float32(np.inf)), near)
+    above[-1] = np.nextafter(near[-1], np.float32(-np.inf)) if near[-1] > wide[-1] else near[-1]
+    return above
 
 
 def _range(place: DevicePlace, x: Array, bins: int, given: tuple[float, float] | None) -> tuple[float, float]:

@@ -128,6 +128,12 @@ def _run(
         place.run(f"scan columns {plan.key} {number}", lambda: columns_scan_program(plan, place.target, number), arrays, scalars)
     elif place.is_gpu:
         _run_gpu_rows(place, plan, named, marks, outer, size, scalars)
+    elif place.waits_for_none:
+        from tilewright.primitives.threads.scan import is_cut, threads_scan_program
+
+        cut = is_cut(outer, size)
+        arrays = _shaped(segments, named, marks, (outer, size))
+        place.run(f"scan threads {plan.key} {cut}", lambda: threads_scan_program(plan, cut), arrays, scalars)
     else:
         from tilewright.primitives.cpu_scan import is_split, rows_scan_program
 

@@ -109,7 +109,7 @@ def _first(place: DevicePlace, keys: Array, k: int, largest: bool) -> Array:
     *around, size = keys.shape
     if not k or not keys.size:
         return place.new((*around, k), i64)
-    if not place.is_gpu and k * 4 <= size:
+    if not place.target.simt and k * 4 <= size:
         from tilewright.primitives.cpu_rows import SELECTED, select_program_cpu
 
         rows, dtype = _rows(keys), dtype_of(keys)
@@ -139,7 +139,7 @@ def sorted_lines(place: DevicePlace, arrays: dict[str, Array], descending: bool,
     if payload is not None:
         made["moved"] = place.new(x.shape, payload)
     if x.size:
-        if x.ndim == 1:
+        if x.ndim == 1 and not place.waits_for_none:
             _sort_flat(place, plan, {**arrays, **made})
         else:
             _sort_rows(place, plan, {**arrays, **made})
@@ -167,6 +167,12 @@ def _sort_rows(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> 
     *_, columns = arrays["keys"].shape
     rows = arrays["keys"].size // columns
     flat = {name: array.reshape((rows, columns)) for name, array in arrays.items()}
+    if place.waits_for_none:
+        from tilewright.primitives.threads.sort import threads_sort_program
+
+        own = replace(plan, wide=columns >= 1 << 32, aligned=False)
+        place.run(f"sort threads {own.key}", lambda: threads_sort_program(own), flat)
+        return
     if place.is_gpu and columns <= LONGEST:
         shape = row_shape(plan, columns, place.target)
         own = replace(plan, wide=False, aligned=False)

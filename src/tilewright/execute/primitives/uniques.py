@@ -69,7 +69,7 @@ def _runs_at(place: DevicePlace, x: Array, places: Array) -> tuple[Array, Array]
         from tilewright.primitives.cpu_chunks import runs_program_cpu
         from tilewright.primitives.filter import runs_program
 
-        return runs_program(dtype) if place.is_gpu else runs_program_cpu(dtype)
+        return runs_program(dtype) if place.target.simt else runs_program_cpu(dtype)
 
     place.run(f"runs {dtype}", build, {"x": x, "places": places, "values": values, "lengths": lengths})
     return values, lengths

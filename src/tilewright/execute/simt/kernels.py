@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, NoReturn, ParamSpec, overload
 
-from tilewright.base import registry
+from tilewright.base import levels, registry
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.source import Span
@@ -27,6 +27,7 @@ from tilewright.execute.simt.run import SimtRunner
 from tilewright.frontend.simt.kernels import Parameter, read_parameters
 from tilewright.frontend.simt.source import FunctionSource, read_source
 from tilewright.ir.emulator.warps.stepping import is_stepping
+from tilewright.ir.nodes import Attr
 from tilewright.ir.program import Program
 from tilewright.runtime.core.entry import Entry
 
@@ -79,7 +80,7 @@ class GpuKernel(Generic[P]):
 
     def __init__(
         self, function: Callable[P, object], device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None,
-        cluster: int | None = None, check: bool = False, unchecked: bool = False,
+        cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "",
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self.python = function
@@ -93,6 +94,7 @@ class GpuKernel(Generic[P]):
         """Whether its threads promise to have nothing to do with each other."""
         check_flags(unchecked, check)
         self.check, self.unchecked = check, unchecked
+        self.optimize = levels.checked(optimize, words=tuple(levels.LEVELS))
         self._launches: dict[object, ConfiguredKernel] = {}
         self._runner: SimtRunner | None = None
 
@@ -113,8 +115,9 @@ class GpuKernel(Generic[P]):
     @property
     def runner(self) -> SimtRunner:
         if self._runner is None:
-            attrs = {} if self.min_blocks is None else {"min_blocks": self.min_blocks}
+            attrs: dict[str, Attr] = {} if self.min_blocks is None else {"min_blocks": self.min_blocks}
             attrs |= {"cluster": self.cluster} if self.cluster > 1 else {}
+            attrs |= {"optimize": self.optimize} if self.optimize else {}
             self._runner = SimtRunner(self.python, self.source, self.parameters, attrs, self.independent)
         return self._runner
 
@@ -276,16 +279,16 @@ def _extents(item: object, what: str, name: str, span: Span) -> tuple[int, int, 
 @overload
 def gpu(
     function: Callable[P, object], *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None,
-    cluster: int | None = None, check: bool = False, unchecked: bool = False,
+    cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "",
 ) -> GpuKernel[P]: ...  # fmt: skip
 @overload
 def gpu(
     *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, cluster: int | None = None,
-    check: bool = False, unchecked: bool = False,
+    check: bool = False, unchecked: bool = False, optimize: str = "",
 ) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...  # fmt: skip
 def gpu(
     function: Callable[P, object] | None = None, *, device: str | int | None = None, max_threads: int | None = None,
-    min_blocks: int | None = None, cluster: int | None = None, check: bool = False, unchecked: bool = False,
+    min_blocks: int | None = None, cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "",
 ) -> GpuKernel[P] | Callable[[Callable[P, object]], GpuKernel[P]]:  # fmt: skip
     """Mark a Python function as an explicit kernel: its body is what one thread does.
 
@@ -293,13 +296,14 @@ def gpu(
     is the largest block it may be launched with, `min_blocks` how many blocks a multiprocessor should have room for: both limit the
     registers of a thread. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory. With
     `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the error the emulator would give. On a
-    CPU that is so anyway, unless it is `unchecked=True`.
+    CPU that is so anyway, unless it is `unchecked=True`. `optimize` is the level of its machine code: `O0` to `O3`, `Os` or `Olatency`; on a GPU
+    only `O0` and `O1` make other code.
     """
     if function is not None and not callable(function):
         raise UserError.at("TW009", f"tw.gpu was given a {type(function).__name__}", help="give a function, or write @tw.gpu above one")
     if function is not None:
-        return GpuKernel(function, device, max_threads, min_blocks, cluster, check, unchecked)
-    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster, check, unchecked)
+        return GpuKernel(function, device, max_threads, min_blocks, cluster, check, unchecked, optimize)
+    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster, check, unchecked, optimize)
 
 
 def gpu_launch(

@@ -34,6 +34,7 @@ from tilewright.tree.unknown_functions import help_for
 
 REDUCTIONS = {
     "sum": "add", "prod": "mul", "min": "min", "max": "max", "all": "and", "any": "or", "argmin": "argmin", "argmax": "argmax",
+    "mean": "mean", "var": "var", "std": "std", "norm": "norm",
 }  # fmt: skip
 """Functions that, given one array, reduce it; and the IR kind."""
 
@@ -274,13 +275,15 @@ class ExpressionReader:
         return syntax.Index(self.read(node.value), tuple(self._subscript(i) for i in items), span=span)
 
     def _subscript(self, node: ast.expr) -> Expr:
+        if isinstance(node, ast.Constant) and node.value is ...:
+            return syntax.Rest(span=self._place.span(node))
         if not isinstance(node, ast.Slice):
+            meaning = self.meaning(node)
+            if isinstance(meaning, Opaque) and meaning.value is None:
+                return syntax.Nothing(span=self._place.span(node))  # np.newaxis
             return self.read(node)
-        if node.step is not None:
-            return self._unsupported(node, "a slice with a step", "index in a loop over range(start, stop, step)")
-        low = None if node.lower is None else self.read(node.lower)
-        high = None if node.upper is None else self.read(node.upper)
-        return syntax.Slice(low, high, span=self._place.span(node))
+        low, high, step = (None if part is None else self.read(part) for part in (node.lower, node.upper, node.step))
+        return syntax.Slice(low, high, step, span=self._place.span(node))
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
@@ -343,14 +346,19 @@ class ExpressionReader:
             return self._unsupported(node, f"float({text!r})", "write the number itself")
 
     def _reduce(self, name: str, value: Expr, axis: Expr | None, node: ast.Call, span: Span) -> Expr:
+        keep = False
         for keyword in node.keywords:
-            if keyword.arg != "axis" or axis is not None:
+            if keyword.arg == "keepdims" and isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool):
+                keep = keyword.value.value
+            elif keyword.arg == "keepdims":
+                self._sink.error("TW016", "keepdims must be True or False", self._place.span(keyword))
+            elif keyword.arg != "axis" or axis is not None:
                 self._sink.error(
                     "TW016", f"{name} does not take '{keyword.arg}=' here", self._place.span(keyword), f"write {name}(x) or {name}(x, axis=k)"
                 )
             elif not _is_none(keyword.value):
                 axis = self.read(keyword.value)
-        return syntax.ReduceExpr(REDUCTIONS.get(name, ""), value, axis, span=span)
+        return syntax.ReduceExpr(REDUCTIONS.get(name, ""), value, axis, keep, span=span)
 
     def _method(self, function: ast.Attribute, node: ast.Call, span: Span) -> Expr | None:
         """`x.sum(axis=1)` is `sum(x, axis=1)`, `x.astype(t)` is `cast(x, t)`."""

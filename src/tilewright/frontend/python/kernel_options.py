@@ -10,6 +10,7 @@ import ast
 import difflib
 from collections.abc import Mapping, Sequence
 
+from tilewright.base import levels
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.record import record
 from tilewright.base.source import NOWHERE, Span
@@ -33,7 +34,8 @@ class KernelOption:
 
 KERNEL_OPTIONS: tuple[KernelOption, ...] = (
     KernelOption("device", '"cpu", "cuda:1", "gpu"', "where calls run that name no device", "device"),
-    KernelOption("precision", '"ieee", "tf32", "3xtf32"', "how f32 is multiplied in sums of products", "precision"),
+    KernelOption("precision", '"auto", "ieee", "tf32", "3xtf32"', "how f32 is multiplied in sums of products", "precision"),
+    KernelOption("optimize", '"O0", "O1", "O2", "O3", "Os", "Olatency", "tiered"', "how much work goes into machine code; `tiered`: quick code first, exchanged for the default's", "optimize", "hint"),
     KernelOption("schedule", "a text that `tw.tune` reports", "the schedule of the kernel's products; one that does not fit is an error"),
     KernelOption("asynchronous", "True, False", "calls give a future at once", "async"),
     KernelOption("watchdog", "seconds", "a GPU stops the kernel's open-ended loops after that time"),
@@ -100,6 +102,9 @@ def attributes_of(given: Mapping[str, object], span: Span = NOWHERE) -> tuple[Ke
             raise UserError.at("TW009", f"{name} is {value!r}", span, "give True or False")
         if value:
             found.append(KernelAttribute(name, (), span=span))
+    level = levels.checked(given.get("optimize"), span)
+    if level:
+        found.append(KernelAttribute("optimize", (Argument(syntax.String(level, span=span), span=span),), span=span))
     activations = _text(given, "activations", span)
     if activations and activations != "q8":
         raise UserError.at("TW016", f"activations={activations!r}", span, 'give "q8", or leave it out')
@@ -149,7 +154,7 @@ def _broadcasts(value: object, span: Span) -> list[KernelAttribute]:
 
 def check_options(given: Mapping[str, object], span: Span = NOWHERE) -> None:
     """Options of calls and compilations have the form they need. Raises UserError."""
-    if given.get("precision", "ieee") not in PRECISIONS:
+    if given.get("precision", "auto") not in PRECISIONS:
         raise UserError.at("TW005", f"precision is {given['precision']!r}", span, f"choose one of {', '.join(PRECISIONS)}")
     for name in ("device", "schedule"):
         value = given.get(name)
@@ -188,8 +193,8 @@ def decorated(
     except UserError as error:
         sink.items += error.diagnostics
         return (), ()
-    precision = str(given.get("precision", "ieee"))
-    if precision != "ieee":
+    precision = str(given.get("precision", "auto"))
+    if precision != "auto":
         attributes += (KernelAttribute("precision", (Argument(syntax.String(precision, span=span), span=span),), span=span),)
     return attributes, tuple((name, _frozen(value)) for name, value in given.items() if name in CALL_OPTIONS)
 

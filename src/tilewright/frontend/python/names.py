@@ -56,7 +56,7 @@ Meaning = Word | Constant | Opaque | Called
 """None in the functions below means that the name is unknown."""
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan, "pi": math.pi, "e": math.e}
-_MATH_NAMES = {"fabs": "abs", "fmin": "min", "fmax": "max"}
+_MATH_NAMES = {"fabs": "abs", "fmin": "min", "fmax": "max", "gamma": "tgamma"}
 _FILE_MODULES = ("math", "numpy")
 """Modules whose members a file may use; they are known without running the file."""
 

@@ -44,6 +44,7 @@ from tilewright.frontend.simt.values import (
     Seq,
     Simd,
     SimtScope,
+    StateValue,
     TextValue,
     Val,
     WordValue,
@@ -490,7 +491,7 @@ def record_fields(kind: type) -> dict[str, object]:
     return {}
 
 
-_VALUES = (NumberValue, Seq, RecordValue, Simd, Method, MemoryValue, WordValue, DeviceFunction, Host, TextValue)
+_VALUES = (NumberValue, Seq, RecordValue, Simd, Method, MemoryValue, StateValue, WordValue, DeviceFunction, Host, TextValue)
 _READERS: dict[type[ast.expr], Callable[[ExpressionBuilder, Any], Val]] = {
     ast.Name: ExpressionBuilder.name, ast.Constant: ExpressionBuilder._constant, ast.JoinedStr: ExpressionBuilder._template, ast.Tuple: ExpressionBuilder._tuple, ast.List: ExpressionBuilder._tuple,
     ast.BinOp: ExpressionBuilder._binary, ast.UnaryOp: ExpressionBuilder._unary, ast.BoolOp: ExpressionBuilder._bool,

@@ -331,8 +331,8 @@ class Statements(Loops):
         return self.convert(val, dtype, f"'{parameter.arg}' of '{function}'")
 
     def _result(self, called: DeviceFunction, span: Span) -> Val:
-        if RESULT not in self.scope.variables:
-            return NOTHING
+        if self.scope.variables.get(RESULT, NOTHING) == NOTHING:
+            return NOTHING  # `return` alone, on some ways or on all
         if not self.scope.dead:
             raise self.error("TW017", f"'{called.name}' may end without a result", span, "return a value on every way")
         val = self.scope.variables[RESULT]

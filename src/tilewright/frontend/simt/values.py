@@ -87,6 +87,18 @@ class MemoryValue:
         return self.value.type
 
 
+@dataclass(frozen=True, eq=False)
+class StateValue:
+    """An object in memory whose fields are arrays of their own, or such objects. `axes`: how many indices it still takes, where it is an array of
+    objects. `single`: the fields that are one number."""
+
+    name: str
+    kind: type
+    fields: dict[str, MemoryValue | StateValue]
+    single: frozenset[str]
+    axes: int = 0
+
+
 @dataclass(frozen=True)
 class WordValue:
     """A word of the language, with dots: `block.size.x`."""
@@ -116,7 +128,7 @@ class TextValue:
     text: str
 
 
-Val = NumberValue | Seq | RecordValue | Simd | Method | MemoryValue | WordValue | DeviceFunction | Host | TextValue
+Val = NumberValue | Seq | RecordValue | Simd | Method | MemoryValue | StateValue | WordValue | DeviceFunction | Host | TextValue
 NOTHING = Seq(())
 """What a call without a result gives."""
 
@@ -235,6 +247,8 @@ def describe(val: Val) -> str:
         return f"{val.owner.kind.__name__}.{val.name}"
     if isinstance(val, MemoryValue):
         return f"the array '{val.name}'"
+    if isinstance(val, StateValue):
+        return f"{'an array of' if val.axes else 'a'} {val.kind.__name__}"
     if isinstance(val, WordValue):
         return f"tilewright.{val.name}"
     if isinstance(val, DeviceFunction):

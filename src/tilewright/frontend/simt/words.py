@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 
-from tilewright.base.dtypes import arithmetic_dtype, bool_, f32, i64
+from tilewright.base.dtypes import DType, arithmetic_dtype, bool_, f32, f64, i32, i64, u8, u16, u32, u64
 from tilewright.frontend.simt.build import Emitter, arguments, shape_of
 from tilewright.frontend.simt.values import NOTHING, Arguments, MemoryValue, NumberValue, Seq, Val, describe, literal
 from tilewright.frontend.words.rows import explicit_parameters
@@ -164,6 +164,7 @@ def _function(name: str) -> None:
 
 for _word in (
     "exp", "exp2", "log", "log2", "sin", "cos", "tan", "tanh", "sinh", "cosh", "erf", "sqrt", "rsqrt", "sigmoid", "pow", "fma",
+    "exp10", "expm1", "log10", "log1p", "asin", "acos", "atan", "asinh", "acosh", "atanh", "cbrt", "erfc", "lgamma", "tgamma", "atan2", "hypot", "fmod", "copysign",
 ):  # fmt: skip
     _function(_word)
 
@@ -219,6 +220,98 @@ def _isnan(e: Emitter, args: BoundArguments) -> Val:
     return NumberValue(bool_, "", e.b.op("isnan", e.use(number, arithmetic_dtype(number.dtype))))
 
 
+def _endless(name: str, opcode: str, otherwise: bool) -> None:
+    @word(name)
+    def build(e: Emitter, args: BoundArguments) -> Val:
+        number = _only(e, args, name)
+        if not number.dtype.is_float:
+            return literal(otherwise)
+        size = e.b.op("abs", e.use(number, arithmetic_dtype(number.dtype)))
+        return NumberValue(bool_, "", e.b.op(opcode, size, e.b.splat(math.inf, size)))
+
+
+_endless("isinf", "eq", False)
+_endless("isfinite", "lt", True)
+
+
+@word("sign")
+def _sign(e: Emitter, args: BoundArguments) -> Val:
+    number = _only(e, args, "sign")
+    if number.dtype.is_bool:
+        return number
+    if number.const is not None and number.const == number.const:
+        value = (number.const > 0) - (number.const < 0)
+        return NumberValue(number.dtype, number.weak, None, float(value) if number.dtype.is_float else value)
+    dtype = arithmetic_dtype(number.dtype)
+    x = e.use(number, dtype)
+    zero, one = e.b.const(0, dtype), e.b.const(1, dtype)
+    result = e.b.select(e.b.op("eq", x, zero), zero, x)
+    if number.dtype.kind != "u":
+        result = e.b.select(e.b.op("lt", x, zero), e.b.const(-1, dtype), result)
+    result = e.b.select(e.b.op("gt", x, zero), one, result)
+    return NumberValue(number.dtype, number.weak, e.b.cast(result, number.dtype))
+
+
+@word("nextafter")
+def _nextafter(e: Emitter, args: BoundArguments) -> Val:
+    x, y = (e.number(v, "an argument of nextafter") for v in args.values())
+    # In the dtype itself, not in that which it is computed in.
+    kinds = [n.dtype for n in (x, y) if n.dtype.is_float and not n.weak]
+    if kinds and all(k is kinds[0] for k in kinds) and kinds[0].is_small_float:
+        return e.num(e.b.op("nextafter", e.use(x, kinds[0]), e.use(y, kinds[0])))
+    return e.function("nextafter", x, y)
+
+
+def _as_float(e: Emitter, number: NumberValue) -> tuple[Value, DType]:
+    """The number in the float that functions of it are computed in."""
+    given = arithmetic_dtype(number.dtype)
+    dtype = given if given.is_float else e.default_float if number.weak or given.bits <= 16 else f64
+    return e.use(number, dtype), dtype
+
+
+@word("ldexp")
+def _ldexp(e: Emitter, args: BoundArguments) -> Val:
+    x, n = e.number(args["x"]), e.integer(args["n"], "the second argument of ldexp")
+    value, _ = _as_float(e, x)
+    if n.const is not None:
+        power = e.b.const(int(max(-_MOST, min(_MOST, n.const))), i32)
+    elif n.dtype.bits < 32:
+        power = e.use(n, i32)
+    else:
+        limited = e.b.op("min", e.use(n), e.b.const(_MOST, n.dtype))
+        power = e.b.cast(limited if n.dtype.kind == "u" else e.b.op("max", limited, e.b.const(-_MOST, n.dtype)), i32)
+    return e.num(e.b.op("scale_by_power", value, power))
+
+
+_MOST = 1 << 14
+"""Powers of two beyond this are 0 or infinite in every float."""
+
+
+@word("frexp")
+def _frexp(e: Emitter, args: BoundArguments) -> Val:
+    value, _ = _as_float(e, _only(e, args, "frexp"))
+    return Seq((e.num(e.b.op("frexp_fraction", value)), e.num(e.b.op("frexp_exponent", value))))
+
+
+_UNSIGNED = {8: u8, 16: u16, 32: u32, 64: u64}
+
+
+def _rotate(name: str, towards: str, back: str) -> None:
+    @word(name)
+    def build(e: Emitter, args: BoundArguments) -> Val:
+        x, n = e.integer(args["x"], f"the argument of {name}"), e.integer(args["n"], f"the second argument of {name}")
+        own = _UNSIGNED[x.dtype.bits]
+        value = e.use(x) if x.dtype is own else e.b.bitcast(e.use(x), own)
+        count = e.b.cast(e.b.op("and", e.use(n, i64), e.b.const(own.bits - 1, i64)), own)
+        other = e.b.op("sub", e.b.const(own.bits, own), count)
+        turned = e.b.op("or", e.b.op(towards, value, count), e.b.op(back, value, other))
+        return e.num(turned if x.dtype is own else e.b.bitcast(turned, x.dtype))
+
+
+_rotate("rotate_left", "shl", "shr")
+_rotate("rotate_right", "shr", "shl")
+
+
 @word("clamp")
 def _clamp(e: Emitter, args: BoundArguments) -> Val:
     x, low, high = (e.number(v) for v in args.values())
@@ -251,12 +344,6 @@ def _relu(e: Emitter, args: BoundArguments) -> Val:
     return e.extreme("max", [number, literal(0)])
 
 
-@word("hypot")
-def _hypot(e: Emitter, args: BoundArguments) -> Val:
-    x, y = (e.number(v) for v in args.values())
-    return e.function("sqrt", e.binary("+", e.binary("*", x, x), e.binary("*", y, y)))
-
-
 @word("int")
 def _int(e: Emitter, args: BoundArguments) -> Val:
     number = _only(e, args, "int")
@@ -278,7 +365,7 @@ def _bool(e: Emitter, args: BoundArguments) -> Val:
     return e.truth(_only(e, args, "bool"))
 
 
-_MATH = {"fabs": "abs", "fmin": "min", "fmax": "max", "power": "pow", "absolute": "abs", "maximum": "max", "minimum": "min", "rint": "round"}
+_MATH = {"fabs": "abs", "fmin": "min", "fmax": "max", "power": "pow", "absolute": "abs", "maximum": "max", "minimum": "min", "rint": "round", "gamma": "tgamma", **{f"arc{n}": f"a{n}" for n in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")}}
 
 
 def word_of(value: object) -> str | None:

@@ -152,6 +152,174 @@ def erf(x: Array) -> Array:
     """Error function."""
 
 @overload
+def exp10(x: float) -> float:
+    """10 to the x."""
+@overload
+def exp10(x: Array) -> Array:
+    """10 to the x."""
+
+@overload
+def expm1(x: float) -> float:
+    """exp(x) - 1, also near 0."""
+@overload
+def expm1(x: Array) -> Array:
+    """exp(x) - 1, also near 0."""
+
+@overload
+def log10(x: float) -> float:
+    """Logarithm to base 10."""
+@overload
+def log10(x: Array) -> Array:
+    """Logarithm to base 10."""
+
+@overload
+def log1p(x: float) -> float:
+    """log(1 + x), also near 0."""
+@overload
+def log1p(x: Array) -> Array:
+    """log(1 + x), also near 0."""
+
+@overload
+def asin(x: float) -> float:
+    """Inverse sine, radians."""
+@overload
+def asin(x: Array) -> Array:
+    """Inverse sine, radians."""
+
+@overload
+def acos(x: float) -> float:
+    """Inverse cosine, radians."""
+@overload
+def acos(x: Array) -> Array:
+    """Inverse cosine, radians."""
+
+@overload
+def atan(x: float) -> float:
+    """Inverse tangent, radians."""
+@overload
+def atan(x: Array) -> Array:
+    """Inverse tangent, radians."""
+
+@overload
+def asinh(x: float) -> float:
+    """Inverse hyperbolic sine."""
+@overload
+def asinh(x: Array) -> Array:
+    """Inverse hyperbolic sine."""
+
+@overload
+def acosh(x: float) -> float:
+    """Inverse hyperbolic cosine."""
+@overload
+def acosh(x: Array) -> Array:
+    """Inverse hyperbolic cosine."""
+
+@overload
+def atanh(x: float) -> float:
+    """Inverse hyperbolic tangent."""
+@overload
+def atanh(x: Array) -> Array:
+    """Inverse hyperbolic tangent."""
+
+@overload
+def cbrt(x: float) -> float:
+    """Cube root, also of negative numbers."""
+@overload
+def cbrt(x: Array) -> Array:
+    """Cube root, also of negative numbers."""
+
+@overload
+def erfc(x: float) -> float:
+    """1 - erf(x), also where that is tiny."""
+@overload
+def erfc(x: Array) -> Array:
+    """1 - erf(x), also where that is tiny."""
+
+@overload
+def lgamma(x: float) -> float:
+    """Logarithm of the size of the gamma function."""
+@overload
+def lgamma(x: Array) -> Array:
+    """Logarithm of the size of the gamma function."""
+
+@overload
+def tgamma(x: float) -> float:
+    """Gamma function."""
+@overload
+def tgamma(x: Array) -> Array:
+    """Gamma function."""
+
+@overload
+def atan2(y: float, x: float) -> float:
+    """The angle of the point (x, y), from -pi to pi."""
+@overload
+def atan2(y: Array, x: Array | float) -> Array:
+    """The angle of the point (x, y), from -pi to pi."""
+@overload
+def atan2(y: float, x: Array) -> Array:
+    """The angle of the point (x, y), from -pi to pi."""
+
+@overload
+def hypot(x: float, y: float) -> float:
+    """sqrt(x*x + y*y) without overflow on the way."""
+@overload
+def hypot(x: Array, y: Array | float) -> Array:
+    """sqrt(x*x + y*y) without overflow on the way."""
+@overload
+def hypot(x: float, y: Array) -> Array:
+    """sqrt(x*x + y*y) without overflow on the way."""
+
+@overload
+def fmod(a: float, b: float) -> float:
+    """The remainder of a / b, exact, with the sign of a; that of % has the sign of b."""
+@overload
+def fmod(a: Array, b: Array | float) -> Array:
+    """The remainder of a / b, exact, with the sign of a; that of % has the sign of b."""
+@overload
+def fmod(a: float, b: Array) -> Array:
+    """The remainder of a / b, exact, with the sign of a; that of % has the sign of b."""
+
+@overload
+def copysign(x: float, y: float) -> float:
+    """The size of x with the sign of y."""
+@overload
+def copysign(x: Array, y: Array | float) -> Array:
+    """The size of x with the sign of y."""
+@overload
+def copysign(x: float, y: Array) -> Array:
+    """The size of x with the sign of y."""
+
+@overload
+def nextafter(x: float, y: float) -> float:
+    """The number next to x on the way to y."""
+@overload
+def nextafter(x: Array, y: Array | float) -> Array:
+    """The number next to x on the way to y."""
+@overload
+def nextafter(x: float, y: Array) -> Array:
+    """The number next to x on the way to y."""
+
+@overload
+def ldexp(x: float, n: float) -> float:
+    """x times 2 to the n, for an integer n, rounded once."""
+@overload
+def ldexp(x: Array, n: Array | float) -> Array:
+    """x times 2 to the n, for an integer n, rounded once."""
+@overload
+def ldexp(x: float, n: Array) -> Array:
+    """x times 2 to the n, for an integer n, rounded once."""
+
+def frexp(x: float) -> tuple[float, int]:
+    """`m, e = tw.frexp(x)`: x is m times 2 to the e, and m is from 1/2 to 1."""
+
+@overload
+def sign(x: float) -> float:
+    """-1, 0 or 1; NaN for NaN."""
+@overload
+def sign(x: Array) -> Array:
+    """-1, 0 or 1; NaN for NaN."""
+
+@overload
 def sqrt(x: float) -> float:
     """Square root."""
 @overload
@@ -245,6 +413,18 @@ def pow(a: Array, b: Array | float) -> Array:
 def isnan(x: float) -> bool:
     """Whether x is NaN."""
 
+def isinf(x: float) -> bool:
+    """Whether x is infinite."""
+
+def isfinite(x: float) -> bool:
+    """Whether x is neither infinite nor NaN."""
+
+def rotate_left(x: int, n: int) -> int:
+    """The bits of x moved up by n, those that leave coming in below."""
+
+def rotate_right(x: int, n: int) -> int:
+    """The bits of x moved down by n, those that leave coming in above."""
+
 @overload
 def minimum(a: float, b: float) -> float:
     """The smaller; NaN if either is."""
@@ -272,63 +452,91 @@ def rsqrt_approx(x: float) -> float:
 def reduce(op: str, x: Array) -> float:
     """All elements combined by `op`, one of + * min max and or argmin argmax, over an axis, several, or all."""
 @overload
-def reduce(op: str, x: Array, axis: int | tuple[int, ...]) -> Array:
+def reduce(op: str, x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """All elements combined by `op`, one of + * min max and or argmin argmax, over an axis, several, or all."""
 
 @overload
 def sum(x: Array) -> float:
     """Sum over an axis, several, or all."""
 @overload
-def sum(x: Array, axis: int | tuple[int, ...]) -> Array:
+def sum(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Sum over an axis, several, or all."""
 
 @overload
 def prod(x: Array) -> float:
     """Product over an axis, several, or all."""
 @overload
-def prod(x: Array, axis: int | tuple[int, ...]) -> Array:
+def prod(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Product over an axis, several, or all."""
 
 @overload
 def min(x: Array) -> float:
     """Smallest element over an axis, several, or all."""
 @overload
-def min(x: Array, axis: int | tuple[int, ...]) -> Array:
+def min(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Smallest element over an axis, several, or all."""
 
 @overload
 def max(x: Array) -> float:
     """Largest element over an axis, several, or all."""
 @overload
-def max(x: Array, axis: int | tuple[int, ...]) -> Array:
+def max(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Largest element over an axis, several, or all."""
 
 @overload
 def all(x: Array) -> bool:
     """Whether all are true, over an axis, several, or all."""
 @overload
-def all(x: Array, axis: int | tuple[int, ...]) -> Array:
+def all(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Whether all are true, over an axis, several, or all."""
 
 @overload
 def any(x: Array) -> bool:
     """Whether any is true, over an axis, several, or all."""
 @overload
-def any(x: Array, axis: int | tuple[int, ...]) -> Array:
+def any(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Whether any is true, over an axis, several, or all."""
+
+@overload
+def mean(x: Array) -> float:
+    """The mean over an axis, several, or all."""
+@overload
+def mean(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
+    """The mean over an axis, several, or all."""
+
+@overload
+def var(x: Array) -> float:
+    """The mean square of what elements are away from their mean, over an axis, several, or all."""
+@overload
+def var(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
+    """The mean square of what elements are away from their mean, over an axis, several, or all."""
+
+@overload
+def std(x: Array) -> float:
+    """The root of `var`."""
+@overload
+def std(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
+    """The root of `var`."""
+
+@overload
+def norm(x: Array) -> float:
+    """The root of the sum of squares over an axis, several, or all."""
+@overload
+def norm(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
+    """The root of the sum of squares over an axis, several, or all."""
 
 @overload
 def argmin(x: Array) -> int:
     """Index of the smallest element over an axis, several, or all."""
 @overload
-def argmin(x: Array, axis: int | tuple[int, ...]) -> Array:
+def argmin(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Index of the smallest element over an axis, several, or all."""
 
 @overload
 def argmax(x: Array) -> int:
     """Index of the largest element over an axis, several, or all."""
 @overload
-def argmax(x: Array, axis: int | tuple[int, ...]) -> Array:
+def argmax(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """Index of the largest element over an axis, several, or all."""
 
 def gpu_thread_id() -> int:

@@ -7,7 +7,8 @@ kernels; using one elsewhere is an error that says so. Words that are plain func
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from types import EllipsisType
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import UserError
@@ -31,6 +32,10 @@ def refuse(name: str, explicit: bool = False) -> NoReturn:
     raise UserError.at("TW005", f"tilewright.{name} has a meaning only inside {where}", help=f"mark the function with @tilewright.{mark}")
 
 
+Part: TypeAlias = "slice | Array | EllipsisType | None"
+"""An index that leaves an axis, or makes one."""
+
+
 class Array:
     """An array in a kernel: `x[i, j]` is an element, `x[i, a:b]` a part, `x.shape` its extents, `x.dtype` its element type.
 
@@ -49,11 +54,11 @@ class Array:
     @overload
     def __getitem__(self, index: float | tuple[float, ...]) -> float: ...  # type: ignore[overload-overlap]
     @overload
-    def __getitem__(self, index: slice | tuple[float | slice, ...]) -> Array: ...
-    def __getitem__(self, index: float | slice | tuple[float | slice, ...]) -> float | Array:
+    def __getitem__(self, index: Part | tuple[float | Part, ...]) -> Array: ...
+    def __getitem__(self, index: float | Part | tuple[float | Part, ...]) -> float | Array:
         refuse("Array")
 
-    def __setitem__(self, index: float | slice | tuple[float | slice, ...], value: float | Array) -> None:
+    def __setitem__(self, index: float | Part | tuple[float | Part, ...], value: float | Array) -> None:
         refuse("Array")
 
     def __len__(self) -> int:
@@ -84,6 +89,8 @@ class Array:
 
     def __neg__(self) -> Array:
         refuse("Array")
+
+    __invert__ = __neg__
 
 
 class InOut(Array):
@@ -131,6 +138,14 @@ class Grid(SizedAxes):
     def __call__(self, n0: int | range, n1: int | range, n2: int | range, /) -> Iterator[tuple[int, int, int]]: ...
     @overload
     def __call__(self, n0: int | range, n1: int | range, n2: int | range, n3: int | range, /) -> Iterator[tuple[int, int, int, int]]: ...
+    @overload
+    def __call__(
+        self, n0: int | range, n1: int | range, n2: int | range, n3: int | range, n4: int | range, /
+    ) -> Iterator[tuple[int, int, int, int, int]]: ...
+    @overload
+    def __call__(
+        self, n0: int | range, n1: int | range, n2: int | range, n3: int | range, n4: int | range, n5: int | range, /
+    ) -> Iterator[tuple[int, int, int, int, int, int]]: ...
     def __call__(self, *extents: int | range) -> Iterator[int] | Iterator[tuple[int, ...]]:
         refuse("grid")
 

@@ -83,11 +83,19 @@ def _of_two(name: str, doc: str) -> WordRow:
     return WordRow(name, "(a: float | Array, b: float | Array) -> float | Array", doc, BOTH, overloads=overloads, explicit="(*numbers)")
 
 
+def _pair(name: str, first: str, second: str, doc: str) -> WordRow:
+    """A function of two numbers with names of their own that maps arrays too."""
+    overloads = (
+        f"({first}: float, {second}: float) -> float", f"({first}: Array, {second}: Array | float) -> Array", f"({first}: float, {second}: Array) -> Array",
+    )  # fmt: skip
+    return WordRow(name, f"({first}: float | Array, {second}: float | Array) -> float | Array", doc, BOTH, overloads=overloads)
+
+
 def _reduction(name: str, doc: str, result: str = "float", explicit: str = "", op: str = "") -> WordRow:
     """A function of an array along an axis, several, or all."""
-    overloads = (f"({op}x: Array) -> {result}", f"({op}x: Array, {_AXIS}) -> Array")
+    overloads = (f"({op}x: Array) -> {result}", f"({op}x: Array, {_AXIS}, keepdims: bool = False) -> Array")
     kinds = BOTH if explicit else KERNEL
-    return WordRow(name, f"({op}x: Array, {_AXIS} | None = None) -> {result} | Array", doc, kinds, overloads=overloads, explicit=explicit)
+    return WordRow(name, f"({op}x: Array, {_AXIS} | None = None, keepdims: bool = False) -> {result} | Array", doc, kinds, overloads=overloads, explicit=explicit)
 
 
 def _warp(name: str, first: str, result: str, doc: str, op: str) -> WordRow:
@@ -147,6 +155,28 @@ SECTIONS = (
         _elementwise("sinh", "Hyperbolic sine."),
         _elementwise("cosh", "Hyperbolic cosine."),
         _elementwise("erf", "Error function."),
+        _elementwise("exp10", "10 to the x."),
+        _elementwise("expm1", "exp(x) - 1, also near 0."),
+        _elementwise("log10", "Logarithm to base 10."),
+        _elementwise("log1p", "log(1 + x), also near 0."),
+        _elementwise("asin", "Inverse sine, radians."),
+        _elementwise("acos", "Inverse cosine, radians."),
+        _elementwise("atan", "Inverse tangent, radians."),
+        _elementwise("asinh", "Inverse hyperbolic sine."),
+        _elementwise("acosh", "Inverse hyperbolic cosine."),
+        _elementwise("atanh", "Inverse hyperbolic tangent."),
+        _elementwise("cbrt", "Cube root, also of negative numbers."),
+        _elementwise("erfc", "1 - erf(x), also where that is tiny."),
+        _elementwise("lgamma", "Logarithm of the size of the gamma function."),
+        _elementwise("tgamma", "Gamma function."),
+        _pair("atan2", "y", "x", "The angle of the point (x, y), from -pi to pi."),
+        _pair("hypot", "x", "y", "sqrt(x*x + y*y) without overflow on the way."),
+        _pair("fmod", "a", "b", "The remainder of a / b, exact, with the sign of a; that of % has the sign of b."),
+        _pair("copysign", "x", "y", "The size of x with the sign of y."),
+        _pair("nextafter", "x", "y", "The number next to x on the way to y."),
+        _pair("ldexp", "x", "n", "x times 2 to the n, for an integer n, rounded once."),
+        WordRow("frexp", "(x: float) -> tuple[float, int]", "`m, e = tw.frexp(x)`: x is m times 2 to the e, and m is from 1/2 to 1.", BOTH),
+        _elementwise("sign", "-1, 0 or 1; NaN for NaN."),
         _elementwise("sqrt", "Square root."),
         _elementwise("rsqrt", "1 / sqrt(x)."),
         _elementwise("sigmoid", "1 / (1 + exp(-x))."),
@@ -162,11 +192,14 @@ SECTIONS = (
         WordRow("pow", "(a: float | Array, b: float | Array) -> float | Array", "a to the b.", BOTH,
                 overloads=("(a: float, b: float) -> float", "(a: Array, b: Array | float) -> Array")),
         WordRow("isnan", "(x: float) -> bool", "Whether x is NaN.", BOTH),
+        WordRow("isinf", "(x: float) -> bool", "Whether x is infinite.", BOTH),
+        WordRow("isfinite", "(x: float) -> bool", "Whether x is neither infinite nor NaN.", BOTH),
+        WordRow("rotate_left", "(x: int, n: int) -> int", "The bits of x moved up by n, those that leave coming in below.", BOTH),
+        WordRow("rotate_right", "(x: int, n: int) -> int", "The bits of x moved down by n, those that leave coming in above.", BOTH),
         _of_two("minimum", "The smaller; NaN if either is."),
         _of_two("maximum", "The larger; NaN if either is."),
         WordRow("rsqrt_approx", "(x: float) -> float",
                 "1 / sqrt(x) by the device's own instruction: f32 only, to two bits or so, denormals are zero."),
-        WordRow("hypot", "(x: float, y: float) -> float", "The root of the sum of squares, without scaling.", offered=False),
         WordRow("int", "(x: float) -> int", "Towards zero.", offered=False),
         WordRow("float", "(x: float) -> float", "A float of the kernel's default type, which takes the dtype of what it meets.", offered=False),
         WordRow("bool", "(x: float) -> bool", "Whether it is not zero.", offered=False),
@@ -180,6 +213,10 @@ SECTIONS = (
         _reduction("max", "Largest element over an axis, several, or all.", explicit="(*numbers)"),
         _reduction("all", "Whether all are true, over an axis, several, or all.", "bool"),
         _reduction("any", "Whether any is true, over an axis, several, or all.", "bool"),
+        _reduction("mean", "The mean over an axis, several, or all."),
+        _reduction("var", "The mean square of what elements are away from their mean, over an axis, several, or all."),
+        _reduction("std", "The root of `var`."),
+        _reduction("norm", "The root of the sum of squares over an axis, several, or all."),
         _reduction("argmin", "Index of the smallest element over an axis, several, or all.", "int"),
         _reduction("argmax", "Index of the largest element over an axis, several, or all.", "int"),
     )),
@@ -265,8 +302,8 @@ SECTIONS = (
                 "Write an element, or neighbours of 128 bits at most, as one.", ops="atomic_store"),
     )),
     Section("Bits", "", (
-        WordRow("popcount", "(x: int) -> int", "How many bits are 1.", ops="popcount"),
-        WordRow("clz", "(x: int) -> int", "How many bits above the highest 1 are 0; all of them for 0.", ops="clz"),
+        WordRow("popcount", "(x: int) -> int", "How many bits are 1.", BOTH, ops="popcount"),
+        WordRow("clz", "(x: int) -> int", "How many bits above the highest 1 are 0; all of them for 0.", BOTH, ops="clz"),
         WordRow("ctz", "(x: int) -> int", "How many bits below the lowest 1 are 0; all of them for 0.", ops="ctz"),
         WordRow("ffs", "(x: int) -> int", "The place of the lowest 1, counted from 1; 0 for 0.", ops="ctz"),
         WordRow("brev", "(x: int) -> int", "The bits in reverse order.", ops="brev"),

@@ -107,6 +107,10 @@ class OnnxGraph:
         """The tensor graph for these inputs (arrays): its nodes can be looked at, replaced, planned and profiled."""
         return self._built(self._given({**(inputs or {}), **named})).graph
 
+    def constants(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, np.ndarray]:
+        """The outputs that such inputs decide by their shapes alone."""
+        return dict(self._built(self._given({**(inputs or {}), **named})).constants)
+
     # -- inputs -----------------------------------------------------------------------------------------------------
 
     def _given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Frame:
         self.parent = parent
         self.select = select
         self.values: dict[Value, Array] = {}
+        self.tensors: dict[Value, object] = {}
+        """Memory that lanes of this frame found by its address."""
         self.ways: list[tuple[Op, Array, Array]] = []
         """The ops with regions we are in whose lanes parted: the op, who came to it, and who is inside with us."""
         self.points: tuple[Value, ...] = parent.points if parent else ()

@@ -79,16 +79,18 @@ class TileMachine(Machine):
 
     def _load_image(self, op: Op, frame: Frame) -> Results:
         memory = self.memories[op.operands[0]]
-        row, down, across, channel = (frame.get(v).astype(np.int64)[:, None] for v in op.operands[1:])
+        row, *offsets, channel = (frame.get(v).astype(np.int64)[:, None] for v in op.operands[1:])
         m, k = integers(op.attrs, "shape")
-        rows, columns = self._size_of(op.attrs["rows"]), self._size_of(op.attrs["columns"])
+        counts = [self._size_of(op.attrs[name]) for name in ("planes", "rows", "columns") if name in op.attrs]
         lower = op.attrs["lower"]
         assert isinstance(lower, tuple)
-        (low_h, low_w), (step_h, step_w) = (self._size_of(x) for x in lower), integers(op.attrs, "steps")
-        # A kernel over images without any position runs no block; the division below must not fail all the same.
-        number, rest = np.divmod(row + np.arange(m), max(rows * columns, 1))
-        p, q = np.divmod(rest, max(columns, 1))
-        places = (number, p * step_h + low_h + down, q * step_w + low_w + across)
+        number = row + np.arange(m)
+        places: list[np.ndarray] = []
+        for count, offset, first, step in zip(counts[::-1], offsets[::-1], lower[::-1], integers(op.attrs, "steps")[::-1], strict=True):
+            # A kernel over images without any position runs no block; the division must not fail all the same.
+            number, place = np.divmod(number, max(count, 1))
+            places.insert(0, place * step + self._size_of(first) + offset)
+        places.insert(0, number)
         indices = [*(place[:, :, None] for place in places), (channel + np.arange(k))[:, None, :]]
         inside = np.asarray(True)
         for index, extent in zip(indices, memory.shape, strict=True):
@@ -118,7 +120,10 @@ class TileMachine(Machine):
     def _scan_tile(self, op: Op, frame: Frame) -> Results:
         axis = op.attrs["axis"]
         assert isinstance(axis, int)
-        return (scan(str(op.attrs.get("kind", "add")), frame.get(op.operands[0]), dtype_of(op.result.type), axis + 1),)
+        terms, first = frame.full(op.operands[0]), frame.full(op.operands[1])
+        found = scan(str(op.attrs.get("kind", "add")), np.concatenate([first, terms], axis + 1), dtype_of(op.results[0].type), axis + 1)
+        before, after = np.split(found, [terms.shape[axis + 1]], axis + 1)
+        return before, after
 
     def _item(self, op: Op, frame: Frame) -> Results:
         return (frame.get(op.operands[0]).reshape(-1),)

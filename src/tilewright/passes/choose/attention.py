@@ -4,7 +4,8 @@ when.
 In: a loop-stage kernel, the target and the sizes of the call. Out: schedules, best first: for Hopper `family=attention`, then,
 as for every GPU whose warps multiply matrices and copy asynchronously, `family=attention_mma`. None where the kernel is no
 attention, or where operands are not what the copies and the matrix units take: two-byte floats (or 8-bit ones, which `widen_operands`
-copies), rows that begin at whole 16 bytes, up to 256 terms and columns, both known when the code is made.
+copies), or f32, which is multiplied in parts of tf32 (`tf32_terms`) unless the kernel says `precision="ieee"`; rows that begin at whole 16 bytes, up to
+256 terms and columns, both known when the code is made.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ STEP_BYTES = 16 << 10
 """Keys and values of one step, where there are few rows."""
 AT_ONCE = 2
 """Blocks of a multiprocessor then."""
+TF32_TERMS = 4
+"""Products of parts of f32: scores are short sums, in which the product of the small parts counts as much as rounding does."""
 
 
 def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> tuple[str, ...]:
@@ -67,11 +70,17 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
     if not _operands_fit(kernel, found):
         return ()
     few = _split_schedules(kernel, target, hints) if has_few_rows(found, hints) else ()
-    hopper = _hopper_schedules(found, target, hints) if "wgmma" in target.features and _fits_engine(found) else ()
-    whole = found.depth.divisible_by(CHUNK, kernel.facts) and found.column_extent.divisible_by(CHUNK, kernel.facts)
-    others = _mma_schedules(found, target, hints) if whole else ()
+    hopper = _hopper_schedules(found, target, hints) if "wgmma" in target.features and operand_dtype(found) is not f32 and _fits_engine(found) else ()
+    terms = _tf32_terms(kernel, found)
+    chunk = CHUNK // 2 if terms else CHUNK
+    whole = found.depth.divisible_by(chunk, kernel.facts) and found.column_extent.divisible_by(chunk, kernel.facts)
+    others = _mma_schedules(found, target, hints, terms) if whole else ()
     # Where there are warp-group instructions others are far behind: one is listed, for those who ask for it.
     return (*few, *hopper, *(others[:1] if hopper else others))
+
+
+BRINGING = 4
+"""Warps of a block whose rows one warp could compute."""
 
 
 def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MmaAttention, ...]:
@@ -92,9 +101,14 @@ def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     few = keys * tiles < 32 * 6 * target.multiprocessors
     computed = ((16, 2), (32, 2)) if few else ((32, 2), (16, 2))
     steps = computed if found.computed else ((best, 4), (best, 3), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2))
-    for n, stages in steps:
+    if not found.computed and tiles * -(-keys // 16) <= target.multiprocessors and warps == 1:
+        # A part for each multiprocessor and some left over: the shorter each is, the sooner all are done. One warp would take longer to bring keys than to use them, so more of them do that.
+        steps, warps = ((16, 2), (16, 3), *steps), BRINGING
+    # Where blocks have little room, the smallest step and no more warps than there are rows for.
+    least = min(warps, 1 if rows <= TERMS else 2 if rows <= 2 * TERMS else 4)
+    for n, stages, group in (*((n, stages, warps) for n, stages in steps), (16, 2, least)):
         schedule = MmaAttention(
-            TERMS * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False, a_copy="rs" if depth <= 128 else "cp_async",
+            TERMS * group, n, depth, stages=stages, warps_m=group, head_dim_v=width, persistent=False, a_copy="rs" if depth <= 128 else "cp_async",
             prefetch=0 if found.computed or depth < BLOCK else 128,
         )  # fmt: skip
         longest = max(1, -(-keys // n))
@@ -139,7 +153,14 @@ def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]
     return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, keys, found.reach is not None, target)))
 
 
-def _mma_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -> tuple[MmaAttention, ...]:
+def _tf32_terms(kernel: Kernel, found: Attention) -> int:
+    """Products of parts of tf32 that operands of f32 take, as the kernel says; 0 of others."""
+    if operand_dtype(found) is not f32:
+        return 0
+    return 1 if kernel.attrs.get("precision") == "tf32" else TF32_TERMS
+
+
+def _mma_schedules(found: Attention, target: Target, hints: Mapping[str, int], terms: int = 0) -> tuple[MmaAttention, ...]:
     """Warps of 16 or 32 rows. Blocks are as many as tiles: where these take different times, the longest are launched first."""
     depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
     batch, rows, keys = numbers_of(found, hints)
@@ -147,15 +168,15 @@ def _mma_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -
     candidates = [
         MmaAttention(
             rows_of_warp * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False,
-            raster=raster, a_copy=copy,
+            raster=raster, a_copy=copy, tf32_terms=terms,
         )
-        for rows_of_warp, warps in ((16, 4), (16, 8), (32, 4)) for n in (64, 32, 16) for stages in (2, 3)
+        for rows_of_warp, warps in (((16, 4), (16, 8)) if terms else ((16, 4), (16, 8), (32, 4))) for n in ((32, 16) if terms else (64, 32, 16)) for stages in (2, 3)
         for copy in ("rs", "cp_async")
     ]  # fmt: skip
     more, limited = _reads_more(found), found.reach is not None
     fitting = [
         s for s in candidates
-        if 2 * s.shared_elements <= target.max_shared and _mma_registers(s, more, limited) <= target.max_registers
+        if s.shared_bytes <= target.max_shared and _mma_registers(s, more, limited) <= target.max_registers
     ]  # fmt: skip
     # Queries that registers have room for do not stay in shared memory.
     there = {replace(s, a_copy="cp_async") for s in fitting if s.a_copy == "rs"}
@@ -166,7 +187,7 @@ def _mma_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -
 def _mma_registers(schedule: MmaAttention, more: bool, limited: bool) -> int:
     """Registers of a thread as ptxas has them at the most: steps with limits and deeper rings take some, further arrays too."""
     s = schedule
-    return s.registers - 6 + (s.n // 4 if more else 0) + (30 if limited else 0) + 14 * (s.stages - 2)
+    return s.registers - 6 + (s.n // 4 if more else 0) + ((30 if not s.tf32_terms else 50 if s.k <= BLOCK else 0) if limited else 0) + 14 * (s.stages - 2)
 
 
 def _mma_cost(schedule: MmaAttention, batch: int, rows: int, target: Target, uneven: bool) -> float:
@@ -265,7 +286,8 @@ def _operands_fit(kernel: Kernel, found: Attention) -> bool:
     if depth is None or width is None or not 8 <= depth <= MOST or not 8 <= width <= MOST:
         return False
     loads = (found.query, found.key, found.value)
-    if operand_dtype(found) not in (f16, bf16) or not can_widen(kernel, found):
+    dtype = operand_dtype(found)
+    if dtype not in (f16, bf16, f32) or not can_widen(kernel, found) or (dtype is f32 and kernel.attrs.get("precision") == "ieee"):
         return False
     d = found.score.regions[0].args[0]
     columns = (found.axis(found.query, d), found.axis(found.key, d), found.axis(found.value, found.column))

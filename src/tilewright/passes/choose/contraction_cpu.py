@@ -17,6 +17,7 @@ from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops_matrix import PANEL, PANEL_DTYPES
 from tilewright.passes.schedules.matrix import Amx, CpuPanels, CpuProduct
 from tilewright.passes.to_tile.panel_sides import needed_ops
+from tilewright.passes.triangles.symmetry import is_symmetric
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
 
@@ -25,6 +26,8 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[C
     """The schedule for a contraction, or none where plain loops serve it."""
     dtype, costs = found.accumulator, target.costs.caches
     if dtype not in ACCUMULATORS or target.vector_bytes < 16:
+        return ()
+    if is_tiny(found):
         return ()
     known = ranges.analyse(kernel)
     if not all(_copyable(found, factor, known) for factor in (found.a, found.b)):
@@ -36,17 +39,34 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[C
     rows, vectors = _register_tile(target, plain)
     nr = vectors * lanes
     depth = (costs.depth if plain else costs.window_depth) * 4 // max(4, dtype.itemsize)
-    most = costs.kept_bytes // (depth * dtype.itemsize)
+    kept, sums = costs.kept_bytes, costs.sum_bytes
+    if target.max_local:  # a thread's memory is what the device gives it
+        kept, sums = min(kept, target.max_local // 2), min(sums, target.max_local // 4)
+    most = kept // (depth * dtype.itemsize)
     # The pixels of a convolution, several indices, are many more than its channels.
     keep = "a" if len(found.n) > len(found.m) else "b"
     if keep == "b":
         columns = max(1, most // nr) * nr
-        height = max(1, costs.sum_bytes // (columns * dtype.itemsize * rows)) * rows
+        height = max(1, sums // (columns * dtype.itemsize * rows)) * rows
     else:
         height = max(1, most // rows) * rows
-        columns = max(1, costs.sum_bytes // (height * dtype.itemsize * nr)) * nr
-    plain_one = CpuPanels(height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep)
+        columns = max(1, sums // (height * dtype.itemsize * nr)) * nr
+    plain_one = CpuPanels(height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep, half=keep == "b" and is_symmetric(found))
     return (*_unit_schedules(found, target, keep), plain_one)
+
+
+TINY, TINY_WORK = 16, 64
+"""Terms and columns up to which a product is computed as written, since panels would be copied for a few operations each; and their product, where one matrix
+serves all rows."""
+
+
+def is_tiny(found: Contraction) -> bool:
+    """Whether sums are short, and one side of the results is too, for all calls."""
+    terms, rows, columns = found.k_size.constant, found.size(found.m).constant, found.size(found.n).constant
+    sides = [side for side in (rows, columns) if side is not None]
+    if terms is None or terms > TINY or not sides or min(sides) > TINY:
+        return False
+    return bool(found.batch) or terms * min(sides) <= TINY_WORK
 
 
 def _unit_schedules(found: Contraction, target: Target, keep: str) -> tuple[Amx, ...]:
@@ -77,6 +97,6 @@ def _register_tile(target: Target, plain: bool) -> tuple[int, int]:
     convolutions extents such as 64 and 256 are common, of which 13 rows of two registers waste less."""
     if target.vector_bytes == 64:
         return (14, 2) if plain else (13, 2)  # 32 registers
-    if target.name.startswith("aarch64"):
+    if target.name.startswith("aarch64") or target.max_registers == 32:
         return 8, 3  # 32 registers
     return 6, 2  # 16 registers

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from tilewright.base import levels
 from tilewright.base.errors import TargetLimit
 from tilewright.base.record import record
 from tilewright.base.source import Span
@@ -70,6 +71,8 @@ def fates(metadata: KernelMetadata, schedules: Sequence[object], program: Progra
     if metadata.max_registers:
         kept = all(k.attrs.get("max_registers") == metadata.max_registers for k in kernels)
         add("max_registers", kept, "the assembler is told" if kept else "warp groups of this schedule share out registers themselves", gpu=True)
+    if metadata.optimize:
+        add("optimize", *levels.fate(metadata.optimize, target))
     if metadata.hints.use_tensor_cores:
         used = any(s.family in MATRIX_FAMILIES for s in matrix)
         add("tensor_cores", used, f"the schedule is {matrix[0].describe()}" if used else _why_no_matrix(matrix, kernels, metadata))
@@ -83,8 +86,10 @@ def _why_no_matrix(matrix: Sequence[MatrixSchedule], kernels: Sequence[Kernel], 
     floats = {dtype_of(p.type).name for k in kernels for p in k.params if dtype_of(p.type).is_float}
     if not matrix:
         return "nothing here is a sum of products that is computed by tiles"
-    if "f32" in floats and metadata.precision in ("", "ieee"):
-        return "products of f32 are exact to f32, which matrix instructions are not: write @precision(tf32) or @precision(\"3xtf32\")"
+    if "f32" in floats and metadata.precision == "ieee":
+        return "@precision(ieee) keeps multiply-adds of f32: leave it out, or write @precision(tf32)"
+    if "f32" in floats and not metadata.precision:
+        return "multiply-adds of f32 are thought to be faster here than three products of tf32: write @precision(tf32) for one"
     return "no matrix instruction of this target takes these operands"
 
 

@@ -16,13 +16,13 @@ from tilewright.base.dtypes import bf16, by_name, f16
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, Op
+from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.matrix import matrix_schedules
 from tilewright.passes.choose.row_dots import RowDots, find_row_dots
 from tilewright.passes.packed.matrix_units import matrix_format
 from tilewright.passes.packed.stage_units import can_stage
-from tilewright.passes.packed.units import UNITS, packed_terms
+from tilewright.passes.packed.units import FINE_UNITS, UNITS, packed_terms
 from tilewright.passes.program.split_reductions import would_split
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
@@ -35,6 +35,18 @@ REGISTERS = 65536
 """Of a multiprocessor."""
 MATRIX_THREADS = 512
 """Threads of a multiprocessor that keep memory busy with packed rows, by matrix instructions."""
+SHORT_WORK = 1 << 15
+"""Elements of packed rows for each multiprocessor, up to which lanes have few of them."""
+UNIT_INSTRUCTIONS = 70
+"""Of a lane for 8 elements, with what it takes to make their scales."""
+MANY_ROWS, SEVERAL = 12, 1
+"""Rows for each multiprocessor beyond which a warp has several of each weight, where products are side by side, and how many."""
+WARPS_TO_FILL = 2.5
+"""Warps of a scheduler, below which it waits for results."""
+MEETING = 150
+"""Cycles that warps which share a row take to meet."""
+THIN_MMA = "thin_mma"
+"""A feature of targets for which products of a few rows go by matrix instructions of a warp: those of persistent kernels, which have no others."""
 SHORTEST = 64
 """Terms of a sum below which a warp for each row has too little to do."""
 
@@ -60,7 +72,9 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     if work.length < SHORTEST or would_split(kernel, target, sizes):
         return ()
     vector, early = 1 if found.formats else _vector(kernel, found), "early" in target.features
-    by_matrix = _matrix_schedules(found, work, target) if found.formats and target.has("mma", "bf16") else ()
+    by_matrix = _matrix_schedules(found, work, target) if found.formats and target.has("mma", "bf16") else _thin_schedules(kernel, found, work, target)
+    if short := _short_schedules(kernel, found, work, target):
+        return (*short, *by_matrix)
     if any(name not in UNITS for name in found.formats):
         return by_matrix
     listed = [
@@ -78,9 +92,78 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     ranked = sorted((s for s in fitting if s.resident), key=lambda s: (not _is_usual(s), gemv_cost(s, work, target)))
     # Nobody has measured what laying out x first gains: the tuner may.
     staged = [replace(s, stage_x=True) for s in ranked[:1] if found.unit >= WIDE_UNIT and can_stage(kernel)]
-    plain = (*ranked[:1], *staged, *ranked[1:])
+    plain = (*_many_rows(found, work, target), *ranked[:1], *staged, *ranked[1:])
     # One row of f32 is three of bf16, which takes longer to make than plain arithmetic takes.
     return (*by_matrix, *plain) if work.m > 1 or _is_narrow(kernel) else (*plain, *by_matrix)
+
+
+def _thin_schedules(kernel: Kernel, found: RowDots, work: GemvWork, target: Target) -> tuple[Gemv, ...]:
+    """A few rows of x and rows of w, both bf16 or f16, by matrix instructions, for targets that ask for it. Few warps share a row where that leaves work for all multiprocessors; steps
+    that end where rows do are better."""
+    if not target.has(THIN_MMA, "mma", "bf16") or not _has_narrow_factors(found) or found.m < 0 or not FEW_FOR_FMA < work.m <= 8 or _vector(kernel, found) != 8 or work.n < 16:
+        return ()
+    listed: list[tuple[tuple[float, ...], Gemv]] = []
+    for warps_n, warps_k in ((4, 1), (2, 2), (1, 4)):
+        tasks = work.others * -(-work.n // (16 * warps_n))
+        for vectors in range(2, 9):
+            way = Gemv(work.m, 16 * warps_n, 32 * warps_k * vectors, 8, warps_n, warps_k, found.m, found.n, matrix=True, lanes_n=8, resident=3)
+            if not way.has_room(target) or way.k >= 2 * work.length:
+                continue
+            ragged = -(-work.length // way.k) * way.k / work.length
+            listed.append(((max(0.0, 2 * target.multiprocessors / tasks - 1), warps_k, round(ragged, 2), abs(vectors - (6.2 if warps_k == 4 else 4.2))), way))
+    return tuple(way for _, way in sorted(listed, key=lambda pair: pair[0]))
+
+
+def _has_narrow_factors(found: RowDots) -> bool:
+    """Whether sums with rows of w are of products of two numbers that both were bf16, or f16."""
+    weights = {load.result for load in found.weights}
+    for reduction in found.reductions:
+        ops = [op for region in reduction.regions for op in walk(region)]
+        if not any(op.result in weights for op in ops if op.opcode == "load"):
+            continue
+        made = {result: op for op in ops for result in op.results}
+        product = made.get(reduction.regions[0].yields[0])
+        if product is None or product.opcode != "mul":
+            return False
+        narrow = [dtype_of(source.operands[0].type) for v in product.operands if (source := made.get(v)) is not None and source.opcode == "cast"]
+        if len(narrow) != 2 or narrow[0] not in (bf16, f16) or narrow[0] is not narrow[1]:
+            return False
+    return bool(weights)
+
+
+def _short_schedules(kernel: Kernel, found: RowDots, work: GemvWork, target: Target) -> tuple[Gemv, ...]:
+    """One row of f32 times packed rows of which a lane has few elements: time is that of a lane's own instructions. All of a row is on its way at once; four warps share rows that are long
+    and few."""
+    if not found.formats or work.m > 1 or work.others * work.n * work.length * len(found.formats) > SHORT_WORK * target.multiprocessors or _is_narrow(kernel):
+        return ()
+    units = {(FINE_UNITS.get(name) or UNITS.get(name)) for name in found.formats}
+    sizes = {way.elements if way is not None else 0 for way in units}
+    if len(sizes) != 1 or 0 in sizes:
+        return ()
+    (unit,) = sizes
+    listed: list[tuple[float, Gemv]] = []
+    many = work.others * work.n > MANY_ROWS * target.multiprocessors and len(found.formats) > 1
+    for warps_k in (1, 2, 4):
+        rows = SEVERAL if many and warps_k == 1 else 1
+        vectors = -(-work.length // (32 * warps_k * unit))
+        way = Gemv(1, rows * 4 // warps_k, 32 * warps_k * unit * vectors, 1, 4 // warps_k, warps_k, found.m, found.n, unit, pdl="early" in target.features)
+        if vectors > 4 or not way.has_room(target):
+            continue
+        filled = work.others * work.n * warps_k / (4 * target.multiprocessors)
+        time = UNIT_INSTRUCTIONS * unit / 8 * vectors * len(found.formats) * max(filled, WARPS_TO_FILL) + MEETING * (warps_k > 1)
+        listed.append((time, replace(way, resident=max(1, min(8, _resident(way, work, target))))))
+    # Lanes that have nothing to read of a last step are not worth the warps that share a row.
+    full = [pair for pair in listed if pair[1].k * 4 <= work.length * 5] or listed[:1]
+    return tuple(way for _, way in sorted(full, key=lambda pair: pair[0]))
+
+
+def _many_rows(found: RowDots, work: GemvWork, target: Target) -> tuple[Gemv, ...]:
+    """Very many short rows, as the words of a vocabulary are: half a warp has a row, of which it leaves no lane without work, and rows come through shared memory."""
+    fits = found.unit == 8 and work.m == 1 and work.length < 1024 and work.length % 128 == 0 and work.others * work.n >= 128 * target.multiprocessors
+    if not fits or len(found.formats) != 1 or not target.has("cp.async"):
+        return ()
+    way = Gemv(1, 64, 128, 1, 4, 1, found.m, found.n, 8, lanes_n=2, stages=3, resident=4, pdl="early" in target.features)
+    return (way,) if way.has_room(target) else ()
 
 
 def _is_narrow(kernel: Kernel) -> bool:

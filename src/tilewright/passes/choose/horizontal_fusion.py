@@ -132,7 +132,7 @@ def forced_beside(text: str, program: Program, plans: Plans, target: Target, siz
 
 def _is_legal(asked: MatrixSchedule, found: Contraction) -> bool:
     if isinstance(asked, CpuPanels):
-        return asked.keep == "b" and min(asked.mr, asked.nr, asked.k) > 0 and asked.m % asked.mr == asked.n % asked.nr == 0
+        return asked.keep == "b" and not asked.half and min(asked.mr, asked.nr, asked.k) > 0 and asked.m % asked.mr == asked.n % asked.nr == 0
     if isinstance(asked, WarpProduct):
         return not asked.swap_ab and asked.split_k == 1
     if not isinstance(asked, Wgmma) or not _is_alone(asked):
@@ -227,7 +227,7 @@ def _on_cpu(kernel: Kernel, products: Sequence[Contraction], target: Target) -> 
     """On a CPU rows are copied once, and what one product makes for another stays in the cache: the same kernel serves all, each block with
     fewer columns."""
     count = len(products)
-    alone = [[s for s in cpu_schedules(kernel, found, target) if isinstance(s, CpuPanels)] for found in products]
+    alone = [[replace(s, half=False) for s in cpu_schedules(kernel, found, target) if isinstance(s, CpuPanels)] for found in products]
     if any(listed != alone[0] or not listed or listed[0].keep != "b" for listed in alone):
         return []
     own = alone[0][0]
@@ -238,13 +238,12 @@ def _on_cpu(kernel: Kernel, products: Sequence[Contraction], target: Target) -> 
 def _by_warps(kernel: Kernel, products: Sequence[Contraction], target: Target, sizes: Mapping[str, int]) -> Ranked:
     """The same for instructions of single warps and for plain multiply-adds."""
     count, found, whole = len(products), products[0], _whole(products, sizes)
-    precision = str(kernel.attrs.get("precision", "ieee"))
-    work = _mma_work(found, precision, whole)
+    work = _mma_work(kernel, found, whole)
     part = 1 << (count - 1).bit_length()
     ranked: Ranked = []
     for tile in mma_schedules(kernel, found, target, whole.batch, whole.m, whole.n, whole.k):
         own = _narrowed(tile, tile.n // part, found)
-        if own is None or "pack" in (tile.a_copy, tile.b_copy):
+        if own is None or tile.split_k > 1 or "pack" in (tile.a_copy, tile.b_copy):
             continue
         time = choose_mma.cost(replace(own, n=own.n * count), target, work, choose_mma.turned(found, tile))
         ranked.append((time, replace(own, horizontal=count)))
@@ -263,8 +262,9 @@ def _narrowed(tile: WarpProduct, columns: int, found: Contraction) -> WarpProduc
     return replace(tile, n=columns, warps_m=down, warps_n=across)
 
 
-def _mma_work(found: Contraction, precision: str, shape: ProductShape) -> choose_mma.TileWork:
+def _mma_work(kernel: Kernel, found: Contraction, shape: ProductShape) -> choose_mma.TileWork:
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+    precision = choose_mma.precision_of(kernel, operand, shape.k)
     return choose_mma.TileWork(operand, found.accumulator, precision, shape.batch, shape.m, shape.n, shape.k)
 
 
@@ -284,7 +284,7 @@ def _alone(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> float | 
         return time
     found = find_contraction(kernel)
     assert found is not None
-    shape, precision = shape_of(found, sizes), str(kernel.attrs.get("precision", "ieee"))
+    shape = shape_of(found, sizes)
     listed = mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
-    work = _mma_work(found, precision, shape)
+    work = _mma_work(kernel, found, shape)
     return min((choose_mma.cost(s, target, work, choose_mma.turned(found, s)) for s in listed), default=None)

@@ -13,15 +13,38 @@ from dataclasses import replace
 from math import prod
 
 from tilewright.analysis.affine import address, analyse
-from tilewright.analysis.loop_nest import Nest, can_repeat, compute_bytes, constant_of, nest_of, slides, vector_index
+from tilewright.analysis.loop_nest import (
+    FEWEST_LANES,
+    Nest,
+    aligned_walk,
+    aligned_width,
+    can_repeat,
+    compute_bytes,
+    constant_of,
+    crossing_index,
+    gathers_in_loops,
+    has_long_loops,
+    inner_walks,
+    is_strided_sum,
+    nest_of,
+    pairs_of_rows,
+    record_index,
+    slides,
+    vector_index,
+)
 from tilewright.base.cost_model import RowCosts
 from tilewright.base.dtypes import u64
+from tilewright.base.levels import level_of
 from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
 from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.choose.short_sums import short_schedule
+from tilewright.passes.common.scan_loops import ScanLoop, scan_length, scanned_by_blocks
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
+from tilewright.passes.rows.flatten_rows import flattened
 from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.to_tile.column_sums import row_group
 
 
 def choose(kernel: Kernel, target: Target, hints: Mapping[str, int], sizes: bool = False) -> Schedule:
@@ -29,7 +52,7 @@ def choose(kernel: Kernel, target: Target, hints: Mapping[str, int], sizes: bool
     nest = nest_of(kernel)
     if target.simt and sizes and _is_small_map(nest, target, hints):
         return _gpu_map(nest, len(nest.extents), 1, hints, target, 1)
-    return _choose_gpu(kernel, nest, target, hints) if target.simt else _choose_cpu(kernel, nest, target)
+    return _choose_gpu(kernel, nest, target, hints) if target.simt else _choose_cpu(kernel, nest, target, hints)
 
 
 def _is_small_map(nest: Nest, target: Target, hints: Mapping[str, int]) -> bool:
@@ -57,7 +80,7 @@ def power_of_two(number: int) -> int:
 # -- CPU ----------------------------------------------------------------------------------------------------------
 
 
-def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
+def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, int]) -> Schedule:
     rank, costs = len(nest.extents), target.costs.caches
     if kernel.attrs.get("in_order") == "parts":
         # Each point walks a stretch of memory of its own: one to a block.
@@ -68,30 +91,97 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
         return Schedule((1,) * rank, dots, dots, vector_on_reduction=True)
     lanes = max(1, target.vector_bytes // max(compute_bytes(kernel), nest.widest if not nest.reductions else 1))
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
-    unroll = 8 if draws_words(kernel) else 4 if heavy < 24 else 2
-    on_reduction = bool(nest.reductions or nest.sweeps) and nest.reduce_stride_one > max(nest.stride_one, default=0)
+    small = level_of(target).size > 0
+    unroll = 1 if small else 8 if draws_words(kernel) else 4 if heavy < 24 else 2
+    on_reduction = bool(nest.reductions or nest.sweeps) and nest.reduces_along
+    if "repairs" in kernel.attrs:
+        on_reduction = False  # hardly any result has terms: what counts is that all are looked at
     window = slides(kernel, nest)
+    short = short_schedule(kernel, nest, target, lanes, hints)
+    if short is not None:
+        return short
+    pair = pairs_of_rows(nest, analyse(kernel)) if on_reduction and not window and can_repeat(kernel) and lanes > 1 and not kernel.attrs.keys() & {"blocks", "in_order"} else None
+    if pair is not None:
+        # Some rows of the one array and a few vectors of rows of the other are loaded once for all their pairs.
+        tiles = tuple(lanes * 2 if p == pair[1] else PAIRED_ROWS if p == pair[0] else 1 for p in range(rank))
+        return Schedule(tiles, 1, lanes, vector_index=pair[1], chunk=costs.paired, repeat=True, row_axis=pair[0], rows_per_block=costs.rows_per_block)
     if on_reduction and not window:
         arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
-        width = lanes * (8 if heavy < 8 else 4)
-        inner = nest.reduce_extent.constant
-        if kernel.attrs.get("blocks") and inner and not inner & (inner - 1):
-            width = min(width, inner)  # whole vectors of a block's innermost loop
-        return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
+        width = lanes * (1 if small else 8 if heavy < 8 else 4)
+        length = nest.reduce_extent.constant
+        if kernel.attrs.get("blocks") and length and not length & (length - 1):
+            width = min(width, length)  # whole vectors of a block's innermost loop
+        elif length and not arg and length < width:
+            width = min(width, max(2, power_of_two(length + 1) // 2))
+            if rank and not nest.sweeps:
+                return Schedule((1,) * rank, width, width, vector_on_reduction=True, row_axis=rank - 1, rows_per_block=max(1, costs.columns // length))
+        if not nest.reductions and len({op.operands[:2] for op in nest.sweeps}) > 1:
+            # Parts of a row, which begin and end anywhere: whole tiles, whole registers, single elements.
+            return Schedule((1,) * rank, lanes * 4, lanes, vector_on_reduction=True)
+        short_rows = costs.short_row if _may_be_short(kernel, nest) else 0
+        return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0, short_rows=short_rows)
     axis = vector_index(nest)
-    if axis < 0:
+    walks = inner_walks(kernel, nest)
+    if axis < 0 or (walks and gathers_in_loops(kernel, nest, axis)):
+        arg = any(str(op.attrs.get("kind", "")).startswith("arg") for op in walks)
+        if walks and lanes > 1:
+            return Schedule((1,) * rank, lanes * 4, lanes, vector_on_reduction=True, block_search=2048 if arg else 0)
+        if lanes > 1 and is_strided_sum(kernel, nest):
+            # Elements that lie apart are loaded one by one, but added up in several sums side by side.
+            width = lanes * (1 if small else 4)
+            return Schedule((1,) * rank, width, width, vector_on_reduction=True)
+        records = record_index(kernel, nest) if lanes >= FEWEST_LANES and not walks and not kernel.attrs.get("in_order") else -1
+        if records >= 0:
+            tiles = tuple(lanes * 2 if position == records else 1 for position in range(rank))
+            return Schedule(tiles, 1, lanes * 2, vector_index=records, chunk=costs.chunk // 2)
+        if rank and not nest.reductions and not nest.sweeps and not has_long_loops(kernel, nest) and not kernel.attrs.get("in_order"):
+            # Single elements that lie apart, such as the halves of pairs: a block does many, and finds the indices before them once.
+            return Schedule((1,) * rank, row_axis=rank - 1, rows_per_block=costs.chunk // 16)
         return Schedule((1,) * rank)
     chunk = costs.chunk if not nest.reductions else costs.columns
+    group = row_group(kernel, nest, axis)
+    if group:
+        width = dtype_of(nest.reductions[0].results[0].type).itemsize
+        tiles = tuple(lanes * 4 if position == axis else 1 for position in range(rank))
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=max(1, costs.columns * 4 // max(4, width)), row_group=group)
     if (window or slides(kernel, nest, any_axis=True)) and can_repeat(kernel):
         # Rows of images are short: a step of two registers, then of one; so are their channels. A block does several of them.
         tiles = tuple(lanes * (2 if window else 4) if position == axis else 1 for position in range(rank))
         row_axis = next((p for p in reversed(range(rank)) if p != axis), -1)
         rows = costs.rows_per_block if row_axis >= 0 else 1
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True, row_axis=row_axis, rows_per_block=rows)
+    crossing = crossing_index(kernel, nest, axis) if not nest.reductions and not nest.sweeps and not walks and not kernel.attrs.get("in_order") else -1
+    if crossing >= 0 and lanes > 1 and not has_long_loops(kernel, nest):
+        # What is read along another index is read in squares, whose pages the processor knows until all of them is used: a few rows of the square at a time, each from
+        # its beginning to its end, go to as many neighbours of every result's row.
+        width, side = max(8, 32 // nest.narrowest), min(256, costs.square // nest.narrowest)
+        tiles = tuple(width if position == axis else 1 for position in range(rank))
+        return Schedule(tiles, 1, width, vector_index=axis, chunk=side, repeat=can_repeat(kernel), row_axis=crossing, rows_per_block=side, rows_inside=True)
     tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
-    if kernel.attrs.get("in_order"):
+    if nest.reductions and not nest.sweeps and lanes > 1 and not can_repeat(kernel) and not kernel.attrs.keys() & {"blocks", "in_order"}:
+        # A single element at the edge takes as long as a vector: whole tiles, whole registers, and as few of them as can be.
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk)
+    if kernel.attrs.get("in_order") or has_long_loops(kernel, nest):
         chunk = 4 * lanes * unroll  # A point is a whole line: a few vectors of them are work enough for a block.
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
+
+
+def _may_be_short(kernel: Kernel, nest: Nest) -> bool:
+    """Whether results are single sums over rows of a length that only a call tells: they may be many short ones."""
+    body = nest.parallel.regions[0]
+    inside = [op for op in walk(body) if op.opcode not in ("const", "size")]
+    if not nest.extents or len(nest.reductions) != 1 or nest.sweeps or len(nest.reductions[0].operands) != 1 or len(inside) > _LIGHT:
+        return False
+    if kernel.attrs.keys() & {"blocks", "in_order", "dots"} or "packed" in nest.reductions[0].attrs or not can_repeat(kernel):
+        return False
+    single = all(not op.regions or op is nest.reductions[0] for op in inside)
+    return single and nest.reductions[0].attrs["kind"] in ("add", "mul", "min", "max") and not is_watched(kernel)
+
+
+_LIGHT = 32
+"""Ops of a nest that is written twice, for short rows and for long ones."""
+PAIRED_ROWS = 4
+"""Rows of one array that are taken together with vectors of rows of another."""
 
 
 def draws_words(kernel: Kernel) -> bool:
@@ -116,9 +206,14 @@ def draws_many_quantiles(kernel: Kernel, nest: Nest, hints: Mapping[str, int]) -
 def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, int]) -> Schedule:
     rank, costs = len(nest.extents), target.costs.maps
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    if target.has("serial") and not nest.reductions and not _in_vectors(kernel, nest, target, vector):
+        vector = 1  # its own lanes take neighbours, a thread each
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
+        scan = scanned_by_blocks(kernel, target, hints)
+        if scan is not None:
+            return _gpu_scan(kernel, nest, scan, vector, hints, target)
         return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
     if _are_ranges(kernel, nest):
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
@@ -128,9 +223,25 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.
         return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, target, 1)
-    if nest.reduce_stride_one > max(nest.stride_one, default=0):
+    if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and slides(kernel, nest, any_axis=True):
+        return _gpu_map(nest, rank, 1, hints, target, 1)  # windows that are too far apart for vectors
+    if target.has("serial") and rank > 1 and not nest.sweeps and vector_index(nest) >= 0:
+        return _patches(nest, rank, vector, hints)
+    along = rank and nest.reduces_along and hint(nest.extents[-1], hints) >= _ROW_THREADS
+    if target.has("serial", "vec4") and along and vector == _WHOLE and nest.reduce_extent.divisible_by(vector, kernel.facts):
+        # A thread for each row, which it walks in vectors.
+        return Schedule((*[1] * (rank - 1), _ROW_THREADS), vector, vector, vector_on_reduction=True, threads=_ROW_THREADS)
+    if target.has("serial") and rank and hint(nest.extents[-1], hints) >= _PATCH_THREADS:
+        return Schedule((*[1] * (rank - 1), _PATCH_THREADS), 1, 1, vector_index=rank - 1, threads=_PATCH_THREADS)
+    if nest.reduces_along:
         return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
-    return _gpu_columns(nest, rank, vector, target)
+    return _gpu_columns(kernel, nest, rank, vector, target, hints)
+
+
+def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool:
+    """Whether all of a map is read and written in whole vectors of memory."""
+    axis = vector_index(nest)
+    return target.has("vec4") and vector == _WHOLE and axis >= 0 and nest.extents[axis].divisible_by(vector, kernel.facts)
 
 
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target, vectors: int) -> Schedule:
@@ -143,7 +254,8 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
     if rank == 0:
         return Schedule((), threads=target.warp_size)
     tiles = [1] * rank
-    turned = next((p for p, weight in enumerate(nest.stride_one) if weight and p != axis), None)
+    # What does not move along the axis, such as scales by channel, comes from the cache however it is read.
+    turned = next((p for p, weight in enumerate(nest.stride_one) if weight and p != axis and axis in nest.beside[p]), None)
     if turned is not None and not nest.reductions and vector > 1 and hint(nest.extents[turned], hints) >= costs.across:
         # Lanes take 4 vectors along the axis: a tile has at least these, and no more than the array.
         tiles[axis] = max(4 * vector, min(16 * vector, power_of_two(hint(nest.extents[axis], hints))))
@@ -160,13 +272,49 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
     return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads)
 
 
+def _gpu_scan(kernel: Kernel, nest: Nest, scan: ScanLoop, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:
+    """Lines are scanned by the threads of a block together, short ones by a warp, which waits for no other. What the warps of a block have in a step, a lane each
+    finds out of all."""
+    length, lanes = scan_length(kernel, scan, hints), target.warp_size
+    vector = aligned_walk(kernel, scan.loop, vector)
+    tiles = [1] * len(nest.extents)
+    steps = max(1, min(_SCAN_STEPS, _SCANNED // vector))
+    if length <= lanes * vector * steps * (4 if vector == 1 else 1) and tiles and not any(scan.forms[v].factors for v in scan.loop.operands[:2]):
+        while steps > 1 and length <= lanes * vector * steps // 2:
+            steps //= 2
+        tiles[-1] = 4
+        return Schedule(tuple(tiles), lanes * vector * steps, vector, vector_on_reduction=True, threads=lanes * tiles[-1], scan=True)
+    warps = max(2, min(8, lanes // steps))
+    while warps > 2 and length <= lanes * vector * warps // 2:
+        warps //= 2
+    wide = [s for s in (steps, max(1, steps // 2)) if s * warps <= lanes]
+    steps = min(wide, key=lambda s: (-(-length // (lanes * vector * warps * s)) * s, -s))
+    return Schedule(tuple(tiles), lanes * vector * warps * steps, vector, vector_on_reduction=True, threads=lanes * warps, scan=True)
+
+
+_SCANNED, _SCAN_STEPS = 16, 8
+"""Elements of a line that one thread has at a time, and vectors of them."""
+_PATCH_ROWS, _PATCH_THREADS = 4, 64
+_WHOLE, _ROW_THREADS = 4, 32
+
+
+def _patches(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:
+    """Where threads run one after another: each adds up a patch of results by itself, and meets nobody."""
+    axis = vector_index(nest)
+    tiles = [1] * rank
+    tiles[axis] = max(vector, min(_PATCH_THREADS * vector // 2, power_of_two(hint(nest.extents[axis], hints))))
+    other = next(p for p in reversed(range(rank)) if p != axis)
+    tiles[other] = _PATCH_ROWS * max(1, min(_PATCH_THREADS * vector // tiles[axis], power_of_two(hint(nest.extents[other], hints)) // _PATCH_ROWS))
+    return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=max(1, prod(tiles) // (vector * _PATCH_ROWS)))
+
+
 def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
     """The reduction walks memory: lanes and warps along it; several rows per block when rows are short."""
     # Wide accumulators and (value, index) pairs leave room for fewer vectors in flight.
     pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
     steps = 4 if nest.narrowest >= 4 and not pairs else 2
     # A row of ordinary length takes 128 threads, the long stretches of a split reduction more.
-    most = 128 if length <= 8192 else 512 if nest.narrowest >= 4 and not pairs else 256
+    most = 8 if target.has("serial") else 128 if length <= 8192 else 512 if nest.narrowest >= 4 and not pairs else 256
     per_row = max(target.warp_size, min(most, target.max_threads, length // vector))
     reduce_tile = min(per_row * vector * steps, max(per_row * vector, length))
     rows = max(1, 128 // per_row)
@@ -279,8 +427,16 @@ def _results_side_by_side(kernel: Kernel, nest: Nest) -> int | None:
 def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
     """The schedule for rows that are walked several times and fit the registers of a block, or of a cluster; None for all else. It serves
     rows up to its `reduce_tile` that need all its steps, so the sizes of the call must be known."""
+    if target.has("serial"):
+        return None  # threads that share a row would wait for each other
     nest = nest_of(kernel)
-    if not target.simt or not _walks_rows(kernel, nest) or not nest.reduce_extent.names <= sizes.keys():
+    if not target.simt:
+        return None
+    if not _walks_rows(kernel, nest):
+        flat = flattened(kernel)
+        found = row_schedule(flat, target, sizes) if flat is not None else None
+        return replace(found, flat=True) if found is not None else None
+    if not nest.reduce_extent.names <= sizes.keys():
         return None
     length, costs = max(1, nest.reduce_extent.evaluate(sizes)), target.costs.rows
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
@@ -289,7 +445,11 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     tiles = [1] * len(nest.extents)
     threads, cluster = _row_threads(kernel, nest, target, length, vector)
     if tiles and threads < 128:
-        tiles[-1] = 128 // threads
+        rows = product(nest.extents)
+        if rows.names <= sizes.keys() and rows.evaluate(sizes) == 1:
+            threads = 128  # all of the block's threads walk the one row
+        else:
+            tiles[-1] = 128 // threads
     steps = -(-length // (threads * vector * cluster))
     if steps * vector > _most_values(kernel, nest, costs, threads, cluster):
         return None
@@ -324,8 +484,8 @@ def _most_values(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, clus
     """Elements of a row that one thread of such blocks may hold."""
     if threads == 1024:
         return costs.values // 4
-    if len(walked(kernel, (*nest.reductions, *nest.sweeps))) > 1:
-        return costs.values // 2
+    if len(walked(kernel, (*nest.reductions, *nest.sweeps))) > 1 or any(op.opcode == "floordiv" for op in walk(nest.parallel.regions[0])):
+        return costs.values // 2  # quotients, and what is read at them, take registers as another array does
     return costs.most if threads <= costs.threads and cluster == 1 else costs.values
 
 
@@ -356,7 +516,7 @@ def _walks_rows(kernel: Kernel, nest: Nest) -> bool:
     """Whether all reductions and sweeps of a kernel walk one axis from its beginning to its end, and more than once."""
     if len(nest.reductions) + len(nest.sweeps) < 2 or not nest.reductions or "reduce_extent" in kernel.attrs:
         return False
-    if nest.reduce_stride_one <= max(nest.stride_one, default=0):
+    if not nest.reduces_along:
         return False
     forms = analyse(kernel)
     for op in (*nest.reductions, *nest.sweeps):
@@ -369,14 +529,29 @@ def _walks_rows(kernel: Kernel, nest: Nest) -> bool:
     return all(op.opcode == "if" for op in others)
 
 
-def _gpu_columns(nest: Nest, rank: int, vector: int, target: Target) -> Schedule:
-    """The reduction crosses rows: lanes along the kept index, warps down the rows, meeting in shared memory."""
+def _gpu_columns(kernel: Kernel, nest: Nest, rank: int, vector: int, target: Target, hints: Mapping[str, int]) -> Schedule:
+    """The reduction crosses rows: lanes along the kept index, warps down the rows, meeting in shared memory. Lanes that a short row has no use for are at other rows."""
     axis = vector_index(nest)
     if axis < 0:
         axis, vector = rank - 1, 1
     if rank == 0:
         return Schedule((), 256, 1, vector_on_reduction=True, threads=256)
     tiles = [1] * rank
-    tiles[axis] = target.warp_size * vector
     warps, deep = (8, 4) if nest.narrowest >= 4 else (4, 8)
-    return Schedule(tuple(tiles), warps * deep, vector, vector_index=axis, threads=target.warp_size * warps)
+    sums = max((dtype_of(op.results[0].type).itemsize + 8 * str(op.attrs["kind"]).startswith("arg") for op in nest.reductions), default=4)
+    width, aligned = target.warp_size * vector, aligned_width(kernel, nest, axis, vector)
+    sums, share = (sums, 4) if aligned == vector else (max(4, sums), 8)
+    while target.has("rdna") and deep > 1 and vector * deep * sums // 4 > target.max_registers // share:
+        deep //= 2  # LLVM keeps as many elements at hand again, or their addresses, and what does not fit goes to memory
+    held = width * warps * deep
+    vector = aligned
+    tiles[axis] = column_tile(nest, axis, width, hints)
+    return Schedule(tuple(tiles), min(held // tiles[axis], _MOST_ROWS), min(vector, tiles[axis]), vector_index=axis, threads=target.warp_size * warps)
+
+
+_FEWEST_COLUMNS, _MOST_ROWS = 4, 512
+
+
+def column_tile(nest: Nest, axis: int, width: int, hints: Mapping[str, int]) -> int:
+    """Columns of a block that adds up rows: as many as its lanes read at once, `width`, or as there are."""
+    return min(width, max(_FEWEST_COLUMNS, power_of_two(hint(nest.extents[axis], hints))))

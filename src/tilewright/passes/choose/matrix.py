@@ -18,11 +18,11 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
-from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
+from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, accumulator_dtype
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
-from tilewright.passes.choose.mma import mma_schedules
+from tilewright.passes.choose.mma import SHORT_TERMS, SHORTEST, THIN, mma_schedules, precision_of, warp_time
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
@@ -30,14 +30,18 @@ from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
+from tilewright.passes.schedules.matrix import CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
+from tilewright.passes.terms.split_terms import has_terms, terms_form
+from tilewright.passes.triangles.symmetry import is_symmetric
+from tilewright.passes.windows.split_images import image_form
 
 SHORT_SUM = 32
 """A summed index shorter than this is not worth steps of its own."""
-STEPS, OFFSETS, CORNERS = 8, 255, (-128, 127)
-"""From one pixel to the next, from a window's first element to any, and from an image's corners to where windows begin and end: the most
-that the copy engine can be told."""
+STEPS = 8
+"""From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
+SKIPPED = (1.0, 0.55, 0.25)
+"""What is left of a product whose tiles skip what guards leave empty, where so many factors have one."""
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
 
@@ -67,12 +71,25 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if form is not None and (target.simt or gains_on_cpu(form)):
         return _of_packed(kernel, form, target, hints)
     found = find_contraction(kernel)
-    if found is None or not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b)):
+    if found is None:
+        return ()
+    literal = not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b))
+    if literal and not kernel.attrs.get("repaired"):
         # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
         return ()
     if not target.simt:
         return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
+    if in_terms := terms_schedules(kernel, found, target, hints) or ([] if literal else image_schedules(kernel, found, target, hints)):
+        by_warps = _by_warps(kernel, found, target, hints, inner)
+        shape = shape_of(found, hints)
+        other = warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
+        if literal:
+            other *= SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
+        ranked_terms = tuple(s for _, s in in_terms)
+        return (*ranked_terms, *by_warps) if in_terms[0][0] < other else (*by_warps, *ranked_terms)
+    if literal:
+        return _by_warps(kernel, found, target, hints, inner)
     if has_warp_groups(kernel, found, target):
         ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
@@ -129,6 +146,26 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
     return []
 
 
+def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules of warp-group instructions for factors of f32 as terms of bf16, and their times, best first."""
+    if "wgmma" not in target.features or kernel.attrs.get("precision") is not None or not has_terms(found) or not found.k_size.names <= hints.keys():
+        return []
+    whole = shape_of(found, hints)
+    if min(whole.m, whole.n) <= 16 or whole.k < SHORTEST:
+        return []
+    form = terms_form(kernel)
+    assert form is not None
+    product_of_terms = find_contraction(form.kernel)
+    assert product_of_terms is not None
+    shape = shape_of(product_of_terms, hints)
+    costs, launch = target.costs.wgmma, target.costs.launch
+    written = sum(launch.second + _number(product(memory.type.shape), hints) * TERM_BYTES / costs.stream for memory, _ in form.scratch if isinstance(memory.type, Tensor))
+    listed = [own for tile in _TERM_TILES for own in _in_parts(tile, shape, target)]
+    both = [(s, replace(s, pdl=True)) for s in listed if _in_blocks(product_of_terms, s, ["tma", "tma"], -1) and s.has_room(target)]
+    ranked = [(cost(s, shape, target, product_of_terms) / costs.chunked + written, s) for pair in both for s in pair]
+    return sorted(ranked, key=lambda pair: pair[0])
+
+
 def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
     """Schedules for a convolution whose images are turned before it or after it, so that channels lie last."""
     ranked: Ranked = []
@@ -146,6 +183,63 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
         own = _by_warp_groups(turned, found, target, hints, _inner(found, hints))
         ranked += [(time + moved, replace(s, to_channels_last=way)) for time, s in own if s.a_copy == "im2col" and _is_roomy(s, found, way != "image")]
     return ranked
+
+
+_IMAGE_TILES = (
+    Wgmma(128, 128, 32, stages=3, math_warpgroups=2, epilogue_stages=1),
+    Wgmma(192, 128, 32, stages=2, math_warpgroups=3, epilogue_stages=1),
+    Wgmma(128, 64, 32, stages=4, math_warpgroups=2, epilogue_stages=1),
+    Wgmma(192, 64, 32, stages=3, math_warpgroups=3, epilogue_stages=1),
+    Wgmma(256, 64, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
+    Wgmma(128, 32, 32, stages=5, math_warpgroups=2, epilogue_stages=1),
+    Wgmma(256, 32, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
+)
+"""Tiles of convolutions in parts of tf32: a thread has two levels of sums, and a stage two tiles of each factor."""
+IMAGE_CHUNK = 32
+"""Products of each kind that matrix units add up from zero: their sums drop bits, and the error of a chain in f32 is the bound."""
+
+
+def image_schedules(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules for a convolution of f32 as products of parts of tf32, which copies make first, and their times, best first."""
+    sizes = shape_of(whole, hints)
+    if "wgmma" not in target.features or precision_of(kernel, whole.a.dtype, sizes.k) != "3xtf32" or min(sizes.m, sizes.n) <= THIN:
+        return []
+    form = image_form(kernel, whole)
+    if form is None:
+        return []
+    terms = 4 if sizes.k < SHORT_TERMS else 3
+    image_parts, weight_parts = form.image_parts(0), form.weight_parts(1)
+    main = form.main(terms, image_parts, weight_parts)
+    found = find_contraction(main)
+    if found is None:
+        return []
+    swap = isinstance(found.b.load, Op) and found.b.load.operands[0] is image_parts
+    pixels, inner = (found.b if swap else found.a), len(found.k) - 1
+    lies = image(found, pixels)
+    if lies is None or lies.channel != inner or not _in_reach(found, pixels, hints):
+        return []
+    shape = shape_of(found, hints)
+    moved = 0.0
+    for parts in (image_parts, weight_parts):
+        assert isinstance(parts.type, Tensor)
+        moved += target.costs.launch.second + 1.5 * _number(product(parts.type.shape), hints) * parts.type.dtype.itemsize / target.costs.wgmma.turn
+    store = "direct" if swap else "tma"
+    tiles = [replace(s, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, chunk=IMAGE_CHUNK) for s in _IMAGE_TILES]
+    # Steps are whole; what they read lies in the L2 cache, into which every pixel comes once.
+    channels = _number(found.reduce_extents[inner], hints)
+    ranked = [(_image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
+    return sorted(ranked, key=lambda pair: pair[0])
+
+
+def _image_time(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
+    """Microseconds of a convolution in parts, without the copies that make these."""
+    costs, area = target.costs.wgmma, schedule.m * schedule.n
+    rounds = -(-_tiles(schedule, shape) // target.multiprocessors)
+    # Instructions with few columns wait for shared memory, which brings 64 rows for each.
+    rate = costs.rate / 2 * costs.parted * schedule.n / (schedule.n + 32)
+    feed = (schedule.m + schedule.n) * shape.k / schedule.tf32_terms * schedule.parts * 4 / costs.feed
+    finish = 2 * 64 * area / costs.rate + area * (costs.scatter if schedule.swap_ab else costs.finish)
+    return costs.start + rounds * (max(2 * area * shape.k / rate, feed) + finish)
 
 
 def _is_roomy(schedule: Wgmma, found: Contraction, across: bool = False) -> bool:
@@ -237,13 +331,28 @@ def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target
         raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, reason)
     if isinstance(asked, Wgmma):
         return _forced_wgmma(text, asked, [s for s in alike if isinstance(s, Wgmma)], kernel)
+    if isinstance(asked, CpuPanels) and asked.half and not (contraction is not None and is_symmetric(contraction) and asked.keep == "b"):
+        raise UserError.at(
+            "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
+            "half is for symmetric products, whose factors are one expression of rows and of columns, with keep=b",
+        )  # fmt: skip
     if isinstance(asked, GpuProduct):
         return replace(asked, inner=next(s.inner for s in alike if isinstance(s, GpuProduct)))
     return asked
 
 
 def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel) -> Wgmma:
-    alike = [s for s in listed if s.to_channels_last == asked.to_channels_last]
+    if asked.tf32_terms:
+        for s in listed:
+            if s.tf32_terms:
+                return replace(asked, a_copy=s.a_copy, b_copy=s.b_copy, inner=s.inner, swap_ab=s.swap_ab, store=s.store)
+        raise UserError.at("TW020", f"schedule '{text}': {kernel.name} is no convolution of f32 that copies bring to parts", kernel.span, "leave tf32_terms out")
+    if any(bool(s.bf16_terms) != bool(asked.bf16_terms) for s in listed):
+        raise UserError.at(
+            "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
+            "bf16_terms=6 is for products of f32 with the default precision, which have no family=wgmma without it",
+        )  # fmt: skip
+    alike = [s for s in listed if s.to_channels_last == asked.to_channels_last and not s.tf32_terms]
     if not alike:
         raise UserError.at(
             "TW020", f"schedule '{text}': {kernel.name} has no images to bring to channels last that way", kernel.span,
@@ -304,13 +413,14 @@ def _in_reach(found: Contraction, factor: Factor, hints: Mapping[str, int]) -> b
     """Whether an image's positions, as far as they are known, are within what the copy engine can be told."""
     lies, tensor = image(found, factor), factor.tensor
     assert lies is not None and tensor is not None
-    for axis in (0, 1):
+    least, most = CORNERS[tensor.rank]
+    for axis, pixel in enumerate(lies.pixels):
         step, first, offset = lies.steps[axis], lies.lower[axis], lies.offsets[axis]
-        last = (found.extents[lies.pixels[axis]] - 1) * step + first - (tensor.shape[1 + axis] - 1)
+        last = ((found.extents[pixel] if pixel is not None else ONE) - 1) * step + first - (tensor.shape[1 + axis] - 1)
         corners = [first, *([last.evaluate(hints)] if last.names <= hints.keys() else [])]
         places = found.reduce_extents[offset] if offset is not None else ONE
         far = (_number(places, hints) - 1) * lies.dilations[axis] if places.names <= hints.keys() else 0
-        if step > STEPS or far > OFFSETS or not all(CORNERS[0] <= c <= CORNERS[1] for c in corners):
+        if step > STEPS or far > MOST_OFFSET[tensor.rank] or not all(least <= c <= most for c in corners):
             return False
     return True
 
@@ -464,6 +574,18 @@ _TILES = (
 )
 """Tiles worth having."""
 _SHAPES = {(s.m, s.n) for s in _TILES}
+_TERM_TILES = tuple(
+    replace(s, bf16_terms=6, chunk=512)
+    for s in (
+        Wgmma(128, 192, 64, stages=4, math_warpgroups=2),
+        Wgmma(128, 128, 64, stages=6, math_warpgroups=2, mma_in_flight=1),
+        Wgmma(192, 128, 64, stages=4, math_warpgroups=3, epilogue_stages=1),
+        Wgmma(128, 64, 64, stages=8, math_warpgroups=2),
+    )
+)
+"""Tiles of terms: threads hold their sums twice."""
+TERM_BYTES = 1.6
+"""Moved for each byte of terms, about: a third of it is read besides, and writing is slower than reading."""
 _THIN = (8, 16, 32, 64)
 """Results along the short side of a product with few rows, whose time is that of reading the other factor."""
 FEWEST = 4
@@ -534,7 +656,7 @@ def cost(
     blocks = _tiles(schedule, shape) * cut
     rounds = -(-blocks // target.multiprocessors)
     area = schedule.m * schedule.n
-    ragged = _is_ragged(found, shape)
+    ragged = not schedule.bf16_terms and _is_ragged(found, shape)  # rows of terms are whole lines
     # Blocks of a cluster share a's rows.
     along = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
     tile = (schedule.m, schedule.n)

@@ -1,4 +1,4 @@
-"""Schedules of contractions for warp-level matrix instructions (`mma`) and plain multiply-adds (`fma`), on any NVIDIA GPU.
+"""Schedules of contractions for warp-level matrix instructions (`mma`, and those of AMD's waves) and plain multiply-adds (`fma`), on any GPU.
 
 In: a contraction, its sizes and the target. Out: schedules, best first by a model that counts rounds of tiles: a
 multiprocessor that has several blocks finishes them together, and the last round has as many blocks on each as are left. How many
@@ -11,7 +11,9 @@ that cut sums into pieces.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from tilewright.analysis import divisors
 from tilewright.analysis.contraction import Contraction, Factor, plane
@@ -20,13 +22,23 @@ from tilewright.base.occupancy import occupancy
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE
 from tilewright.base.target import NVPTX, Target
+from tilewright.ir.layouts import WaveInstruction, wave_instruction
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
-from tilewright.passes.schedules.matrix import Fma, Mma, WarpProduct
+from tilewright.passes.schedules.matrix import Fma, MatrixSchedule, Mfma, Mma, WarpProduct, WaveProduct, Wmma3, Wmma4
 from tilewright.passes.schedules.sum_levels import in_registers, stretches
 
 THIN = 8
 """The longest side of a product that is left to the reductions."""
+PART = 2048
+"""Products that a part of a sum has at least."""
+FEW, LONG, SHORT_PART, SIDE_BY_SIDE = 64, 512, 512, 4
+"""The longest short side of a product whose time is that of reading the other factor, the shortest long one, products that a part of its sum has at least, and
+blocks of one multiprocessor that it is cut for."""
+SHORTEST = 64
+"""Products of a sum from which on parts of tf32 err no more than a chain of multiply-adds, unless a kernel asks for them."""
+SHORT_TERMS = 1024
+"""Products of a sum up to which that of the small parts counts as much as what is dropped."""
 _SMALL = 1 << 12
 """Products below which nothing is gained by tiles."""
 
@@ -35,21 +47,70 @@ def mma_schedules(
     kernel: Kernel, found: Contraction, target: Target, batch: int, m: int, n: int, k: int
 ) -> tuple[WarpProduct, ...]:
     """Schedules, best first; none where ordinary loops serve the product as well."""
-    if not target.has("mma") or min(m, n) <= THIN or batch * m * n * k < _SMALL or found.accumulator.is_small_float:
+    if not target.has("tiles") or target.has("serial") or batch * m * n * k < _SMALL or found.accumulator.is_small_float:
         return ()
-    precision = str(kernel.attrs.get("precision", "ieee"))
+    if min(m, n) <= THIN and not _lies_across(kernel, found, target, m, n, k):
+        return ()
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+    precision = precision_of(kernel, operand, k)
     work = TileWork(operand, found.accumulator, precision, batch, m, n, k)
     candidates: list[WarpProduct] = []
-    if by_matrix(operand, found.accumulator, precision, target):
+    wave = wave_instruction(target.features, operand, found.accumulator)
+    if wave is not None:
+        candidates += _wave(wave, operand)
+    elif by_matrix(operand, found.accumulator, precision, target):
         in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
-        candidates += _mma(operand, precision, in_vectors)
+        thin = _thin(operand, m, n)
+        candidates += [s for s in _mma(operand, precision, in_vectors) if not thin or s.m * s.n <= 32 * 32] + thin
     if not candidates or precision == "3xtf32":
         # Three products of tf32 are slower than one of f32 where matrix units are few.
-        candidates += _fma(kernel, found)
-    candidates = [in_levels(s, work, target) for s in candidates]
+        steps = (replace(s, k=min(s.k, _SHORT_STEP)) if target.has("rdna") else s for s in _fma(kernel, found))
+        candidates += [_with_room(s, operand, found.accumulator, target) for s in steps]
+    candidates = [in_levels(own, replace(work, k=-(-k // own.split_k)), target, k) for s in candidates for own in in_parts(s, found, work, target)]
     fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
     return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s))))
+
+
+def _lies_across(kernel: Kernel, found: Contraction, target: Target, m: int, n: int, k: int) -> bool:
+    """Whether the long factor of a product with very few rows runs across the sum: reductions would walk its columns one by one."""
+    factor = found.b if m <= n else found.a
+    lies, tensor = plane(found, factor), factor.tensor
+    if min(m, n) < 2 or not is_thin(m, n) or lies is None or tensor is None or lies.row != tensor.rank - 1:
+        return False
+    return found.a.dtype is found.b.dtype is f32 and by_matrix(f32, found.accumulator, precision_of(kernel, f32, k), target)
+
+
+def warp_time(listed: Sequence[MatrixSchedule], kernel: Kernel, found: Contraction, target: Target, batch: int, m: int, n: int, k: int) -> float:
+    """Microseconds the first of these schedules is thought to take; infinity where there is none."""
+    first = next((s for s in listed if isinstance(s, WarpProduct)), None)
+    if first is None:
+        return inf
+    operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+    work = TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k)
+    in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
+    reached = 1.0 if is_thin(m, n) else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
+    return cost(first, target, work, turned(found, first)) / reached
+
+
+def precision_of(kernel: Kernel, operand: DType, k: int) -> str:
+    """How factors may be multiplied where a sum has k products: as the kernel says, else f32 in parts of tf32 where sums are long enough."""
+    said = kernel.attrs.get("precision")
+    return str(said) if said is not None else "3xtf32" if operand is f32 and k >= SHORTEST else "ieee"
+
+
+def in_parts(schedule: WarpProduct, found: Contraction, work: TileWork, target: Target) -> list[WarpProduct]:
+    """The schedule, and where results are few and their sums very long the same with sums cut so that all multiprocessors take part."""
+    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    if len(found.k) > 1:
+        return [schedule]
+    if is_thin(work.m, work.n):
+        # Reading the long side takes the time: as many bytes as possible are on their way.
+        parts = min(32, work.k // SHORT_PART, -(-SIDE_BY_SIDE * target.multiprocessors // max(1, tiles)))
+        return [replace(schedule, split_k=parts)] if parts > 1 else [schedule]
+    most = min(64, 2 * target.multiprocessors // max(1, tiles), work.k // PART)
+    if 4 * tiles > target.multiprocessors or most < 4 or "pack" in (schedule.a_copy, schedule.b_copy):
+        return [schedule]
+    return [schedule, replace(schedule, split_k=most), replace(schedule, split_k=most // 2)]
 
 
 @record
@@ -118,7 +179,7 @@ _STRETCH, _STRETCHES = 32, 8
 _LONG_STRETCH = 512
 """The same where sums fill the registers, and those of the level above lie in shared memory."""
 _SHORT_STRETCH = 16
-"""The same for matrix units, which drop bits when they add, where libraries add up with little error: in short sums."""
+"""The same for matrix units, which drop bits when they add."""
 
 
 def _words(schedule: WarpProduct, total: DType) -> int:
@@ -126,17 +187,19 @@ def _words(schedule: WarpProduct, total: DType) -> int:
     return schedule.m * schedule.n // schedule.threads * max(1, total.itemsize // 4)
 
 
-def in_levels(schedule: WarpProduct, work: TileWork, target: Target) -> WarpProduct:
-    """The schedule with its sum in levels, where that makes a difference: in f32 and f64. Sums of rounded products do not gain."""
+def in_levels(schedule: WarpProduct, work: TileWork, target: Target, whole: int = 0) -> WarpProduct:
+    """The schedule with its sum in levels, where that makes a difference: in f32 and f64. Sums of rounded products do not gain. `whole`: products of the
+    sum of which this one is a part."""
     if not work.total.is_float or work.operand.itemsize < 4 or work.precision == "tf32":
         return schedule
     if isinstance(schedule, Mma) and work.operand is f32:
-        # The error goes with the stretch over the root of the length: this keeps it below that of a chain in f32. In short sums the
-        # product of the small parts counts as much.
-        stretch, products = max(schedule.k, _SHORT_STRETCH), 4 if work.k < 1024 else 3
-        while products == 3 and stretch < 256 and stretch * stretch <= work.k:
+        # In short sums the product of the small parts counts as much as what is dropped. Where a thread has few sums, stretches are short: additions are
+        # cheap there. Else the error goes with the stretch over the root of the length: this keeps it below that of a chain in f32.
+        stretch, products = max(schedule.k, _SHORT_STRETCH), 4 if max(work.k, whole) < SHORT_TERMS else 3
+        few = _words(schedule, work.total) <= 32
+        while products == 3 and not few and stretch < 256 and stretch * stretch <= work.k:
             stretch *= 2
-        upper = products == 4 and _words(schedule, work.total) <= 32 and work.k > 2 * stretch * _STRETCHES
+        upper = few and work.k > 2 * stretch * _STRETCHES
         return replace(schedule, chunk=stretch if work.k > stretch else 0, chunks=_STRETCHES if upper else 1, tf32_terms=products)
     if _words(schedule, work.total) > 64:
         # One chain, as libraries have it for large tiles, where shared memory would hold fewer blocks with the sums in it.
@@ -166,11 +229,12 @@ _MMA = (
 """For elements of two bytes; `k` shrinks or grows with the element."""
 
 _MMA_F64 = (
+    Mma(64, 64, 16, stages=4, warps_m=2, warps_n=2, persistent=False),
     Mma(128, 128, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
     Mma(128, 64, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
-    Mma(64, 64, 16, stages=4, warps_m=2, warps_n=2, persistent=False),
     Mma(32, 32, 32, stages=3, warps_m=2, warps_n=2, persistent=False),
 )
+"""Of tiles that are thought to take as long the first is taken."""
 
 _LOOSE = (
     Mma(128, 128, 16, stages=3, warps_m=2, warps_n=4, persistent=False),
@@ -204,6 +268,39 @@ def _mma(operand: DType, precision: str, in_vectors: bool) -> list[Mma]:
     return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
 
 
+def is_thin(m: int, n: int) -> bool:
+    """Whether a product has few rows, or few columns, and so many of the others that their factor takes the time."""
+    return min(m, n) <= FEW and max(m, n) >= LONG
+
+
+def _thin(operand: DType, m: int, n: int) -> list[Mma]:
+    """Tiles for few rows, or few columns, and a long other side: warps lie along that side, so that its elements are taken apart once or twice."""
+    few = min(m, n)
+    if not is_thin(m, n) or operand is not f32 or 16 < few <= 32:
+        return []
+    found = Mma(16, 128, 16, stages=4, warps_m=1, warps_n=4, persistent=False) if few <= 16 else Mma(64, 128, 32, stages=3, warps_m=2, warps_n=4, persistent=False)
+    return [found if m <= n else replace(found, m=found.n, n=found.m, warps_m=found.warps_n, warps_n=found.warps_m)]
+
+
+_WAVE = (
+    (128, 128, 32, 2, 2), (64, 128, 32, 2, 2), (64, 64, 32, 2, 2), (32, 64, 32, 1, 2), (32, 32, 32, 1, 1),
+)  # fmt: skip
+"""Tiles for instructions of AMD's waves: m, n, k of elements of two bytes, and waves along m and n."""
+
+
+_SHORT_STEP = 8
+"""The fewest terms of one step of plain multiply-adds. RDNA has no longer steps: LLVM moves the loads of a whole step to its start, and there are
+256 registers."""
+
+
+def _wave(found: WaveInstruction, operand: DType) -> list[WaveProduct]:
+    kind = _FAMILIES[found.family]
+    return [kind(m, n, 2 * k // operand.itemsize, stages=2, warps_m=down, warps_n=across, persistent=False) for m, n, k, down, across in _WAVE]
+
+
+_FAMILIES: dict[str, type[WaveProduct]] = {kind.family: kind for kind in (Mfma, Wmma3, Wmma4)}
+
+
 def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
     """Threads read rows that run across the sum; others are turned on their way, or by packing them first."""
     tiles: list[Fma] = list(_FMA_F64 if found.accumulator.itemsize == 8 else _FMA)
@@ -212,6 +309,13 @@ def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
     if first or second:
         tiles.append(replace(tiles[0], a_copy="pack" if first else "tma", b_copy="pack" if second else "tma"))
     return tiles
+
+
+def _with_room(schedule: Fma, operand: DType, total: DType, target: Target) -> Fma:
+    """The tile with steps so short that its rings have room in shared memory: portable GPUs promise 16 KB."""
+    while schedule.k > _SHORT_STEP and shared_bytes(schedule, operand, total) > target.max_shared:
+        schedule = replace(schedule, k=schedule.k // 2)
+    return schedule
 
 
 def _runs_along(found: Contraction, factor: Factor) -> bool:
@@ -232,12 +336,12 @@ def turned(found: Contraction, schedule: WarpProduct) -> int:
 
 def rate(schedule: WarpProduct, work: TileWork, target: Target) -> float:
     """Multiply-adds of one multiprocessor in a microsecond, as its maker says."""
-    name = work.operand.name if isinstance(schedule, Mma) else work.total.name
+    name = work.operand.name if isinstance(schedule, Mma | WaveProduct) else work.total.name
     if isinstance(schedule, Mma) and work.operand is f32:
         name = "tf32"
     elif isinstance(schedule, Mma) and work.operand is f64 and target.peak("f64.matrix"):
         name = "f64.matrix"
-    times = 3 if isinstance(schedule, Mma) and work.precision == "3xtf32" else 1
+    times = schedule.tf32_terms if isinstance(schedule, Mma) and work.operand is f32 and work.precision == "3xtf32" else 1
     known = NVPTX.get(target.name, target)
     return target.peak(name) * 1e6 / (2 * known.multiprocessors) / times or target.costs.warps.rate / times
 
@@ -245,26 +349,39 @@ def rate(schedule: WarpProduct, work: TileWork, target: Target) -> float:
 def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0) -> float:
     """Estimated microseconds, where so many factors are turned on their way."""
     costs = target.costs.warps
-    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
-    area, size = schedule.m * schedule.n, work.operand.itemsize
+    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n) * schedule.split_k
+    area, size, k = schedule.m * schedule.n, work.operand.itemsize, -(-work.k // schedule.split_k)
     words = _words(schedule, work.total)
     registers = min(target.max_registers, words * (1 + in_registers(schedule, words, _OTHERS)) + _OTHERS)
     room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
     together = max(1, room.blocks if room is not None else 1)
     # Small tiles read their operands more often.
     most = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
+    if work.operand is f64 and isinstance(schedule, Mma):
+        # Instructions of f64 take as long as a warp reads 32x32 results' operands from shared memory; no tile gains beyond.
+        most = 1 / max(1.0, 0.5 + 8 * (schedule.warps_m / schedule.m + schedule.warps_n / schedule.n))
     reached = rate(schedule, work, target) / (1 + costs.transposing[turning])
     feed = costs.feed * target.bandwidth * 1e6 / target.multiprocessors
 
     def one_round(blocks: int) -> float:
         """The time of so many blocks side by side on one multiprocessor."""
         busy = min(most, blocks * schedule.threads / target.warp_size / costs.busy_warps)
-        computed = blocks * area * (work.k + 64) / (reached * busy)
-        fed = blocks * (schedule.m + schedule.n) * work.k * size / feed if feed else 0.0
+        computed = blocks * area * (k + 64) / (reached * busy)
+        fed = blocks * (schedule.m + schedule.n) * k * size / feed if feed else 0.0
         return max(computed, fed)
 
     rounds, left = divmod(tiles, target.multiprocessors * together)
     total = rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
+    if target.bandwidth and is_thin(work.m, work.n):
+        # Memory takes the time; what arrives goes with what is on its way at once. Reading hides computing only so far.
+        side_by_side = min(together, -(-tiles // target.multiprocessors))
+        waiting = min(tiles, target.multiprocessors) * side_by_side * (schedule.stages - 1) * (schedule.m + schedule.n) * schedule.k * size
+        read = work.batch * work.k * (work.m + work.n) * size
+        reading = read / min(waiting / costs.latency, costs.streamed * target.bandwidth * 1e6)
+        total = max(total, reading) + 0.25 * min(total, reading)
+    if schedule.split_k > 1:
+        # Parts of the results are written and read again.
+        total += target.costs.launch.second + 3 * work.total.itemsize * schedule.split_k * work.batch * work.m * work.n / ((target.bandwidth or 0.1) * 1e6)
     for way, across in ((schedule.a_copy, work.m), (schedule.b_copy, work.n)):
         if way == "pack":
             # Rates are those of one chip of several; bytes that nobody knows the rate of are too many to pack.

@@ -12,13 +12,15 @@ from tilewright.analysis.affine import analyse
 from tilewright.base.dtypes import by_name
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
+from tilewright.passes.common.dot_units import dot_unit
 from tilewright.passes.packed.find_sums import packed_sums
 from tilewright.passes.schedules.packed_rows import PackedRows
 
 
 def packed_rows(kernel: Kernel, target: Target) -> PackedRows | None:
     """The schedule of a kernel with packed sums, where it can have one."""
-    if target.simt or not target.triple.startswith("aarch64") or is_watched(kernel):
+    arm = target.triple.startswith("aarch64")
+    if target.simt or not (arm or dot_unit(target)) or is_watched(kernel):
         return None
     parallel = next((op for op in kernel.body.ops if op.opcode == "parallel"), None)
     if parallel is None or not ("activations" in kernel.attrs or kernel.attrs.get("blocks")) or any(op.opcode in ("for", "while") and op.attrs.get("independent") for op in parallel.regions[0].ops):
@@ -29,8 +31,8 @@ def packed_rows(kernel: Kernel, target: Target) -> PackedRows | None:
     inside = {id(op) for found in sums for op in walk(found.op.regions[0])}
     if not sums or any(id(op) not in inside and not any(op is found.op for found in sums) for op in reductions):
         return None
-    if any(by_name(s.format).block < 32 for s in sums):
-        return None
+    if any(by_name(s.format).block < 32 or (s.scale is None and not arm) for s in sums):
+        return None  # of floats, x86 has wider vecs
     made = {result: op for op in walk(kernel.body) for result in op.results}
     rows = [_indices(found.rows, made, region.args) for found in sums]
     columns = [_indices(found.columns, made, region.args) for found in sums]
@@ -41,7 +43,7 @@ def packed_rows(kernel: Kernel, target: Target) -> PackedRows | None:
     n_index = both.pop()
     walked = any_column - any_row
     m_index = max(walked) if walked else -1
-    few = any(s.scale is None or s.format in ("q4_k", "q5_k") for s in sums)
+    few = any(s.scale is None or s.format in ("q4_k", "q5_k") for s in sums) or not (arm or target.vector_bytes == 64)  # of 16 registers
     return PackedRows((1,) * len(region.args), n_index=n_index, m_index=m_index, n=4, m=1 if m_index < 0 else 2 if few else 4)
 
 

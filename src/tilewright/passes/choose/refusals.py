@@ -13,7 +13,7 @@ from tilewright.analysis.contraction import Contraction, contraction_refusal, fi
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.types import dtype_of
-from tilewright.passes.choose.contraction_cpu import ACCUMULATORS
+from tilewright.passes.choose.contraction_cpu import ACCUMULATORS, is_tiny
 from tilewright.passes.choose.matrix import shape_of
 from tilewright.passes.choose.mma import THIN
 from tilewright.passes.common.split_form import find_split
@@ -49,6 +49,8 @@ def product_refusal(kernel: Kernel, target: Target, sizes: Mapping[str, int]) ->
     """Of a kernel that looks like a product or convolution: the reason, and what to do."""
     if "activations" in kernel.attrs and not target.simt:
         return "", ""  # sums of integers, which have a lowering of their own
+    if "repairs" in kernel.attrs or "repaired" in kernel.attrs:
+        return "", ""  # a triangle of a product, and what looks at its results
     reason = contraction_refusal(kernel)
     if not reason and checked_index(kernel)[0]:
         return checked_index(kernel)
@@ -69,13 +71,13 @@ def _without_schedule(found: Contraction, target: Target, sizes: Mapping[str, in
     total = found.accumulator
     if target.simt:
         shape = shape_of(found, sizes)
-        if min(shape.m, shape.n) <= THIN or not target.has("mma"):
+        if min(shape.m, shape.n) <= THIN or not target.has("tiles") or target.has("serial"):
             return "", ""
         if total.is_small_float:
             return f"its sum is kept in {total}", "accumulate in f32: `acc = tw.f32(0)`"
     elif total not in ACCUMULATORS:
         return f"its sum is kept in {total}", "accumulate in f32 or f64, or in i32 or i64"
-    elif target.vector_bytes < 16:
+    elif target.vector_bytes < 16 or is_tiny(found):
         return "", ""
     return (
         f"no schedule multiplies {found.a.dtype} by {found.b.dtype} into {total} here",

@@ -19,13 +19,15 @@ from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.passes.choose.loops import hint, power_of_two
 from tilewright.passes.schedules.loops import Schedule
 
+STEPS = (1, 2, 4)
+"""Elements between the windows of neighbouring results: what a vector of results reads is whole vectors then."""
 MOST_TERMS = 49
 """Longer sums are not written out for every result."""
 
 
 def window_schedule(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Schedule | None:
     """The schedule, where windows overlap."""
-    if not target.simt:
+    if not target.has_warps:
         return None
     nest, costs = nest_of(kernel), target.costs.maps
     slides = _sliding(kernel, nest)
@@ -39,7 +41,8 @@ def window_schedule(kernel: Kernel, target: Target, hints: Mapping[str, int]) ->
     tiles = [1] * rank
     along = next((p for p in range(rank) if p in slides and p != axis and extents[p] > 1), -1)
     if along >= 0:
-        tiles[along] = max(2, min(most // vector, costs.window_along, extents[along] // 4))
+        # Windows further apart share less: a few of them are enough loads on their way.
+        tiles[along] = max(2, min(most // vector, costs.window_along // _step(kernel, nest, along), extents[along] // 4))
     others = sorted((p for p in range(rank) if p not in (axis, along)), key=lambda p: (p not in slides, -p))
     beside = costs.window_lanes if any(p in slides for p in others) else target.warp_size
     threads = left = costs.window_threads
@@ -73,8 +76,8 @@ def _vector(kernel: Kernel, nest: Nest, axis: int, widest: int) -> int:
             for value, factor in place.factors:
                 known = known if value is index else gcd(known, divisors.of_size(factor, kernel.facts))
             known = gcd(known, divisors.of_size(place.constant, kernel.facts))
-        elif op.opcode == "load" and address(op, forms).factor(index).constant not in (0, 1, None):
-            return 1  # neighbouring results read places that are not neighbours
+        elif op.opcode == "load" and address(op, forms).factor(index).constant not in (0, *STEPS, None):
+            return 1  # neighbouring results read places that are far apart
     while widest > 1 and known % widest:
         widest //= 2
     return widest
@@ -108,13 +111,20 @@ def _sliding(kernel: Kernel, nest: Nest) -> frozenset[int]:
             continue
         for dimension, value in enumerate(op.operands[1:]):
             form = forms[value]
-            mine = [p for p, index in enumerate(body.args) if form.factor(index).constant in (1, 2)]
+            mine = [p for p, index in enumerate(body.args) if form.factor(index).constant in STEPS]
             key = (op.operands[0], dimension, tuple((v, str(f)) for v, f in form.factors))
             # Elements a symbolic size apart are not neighbours.
             apart = (seen.setdefault(key, form).constant - form.constant).constant
             if apart or any(v in inner for v in form.values):
                 found.update(mine)
     return frozenset(found)
+
+
+def _step(kernel: Kernel, nest: Nest, position: int) -> int:
+    """How far apart along their own axis neighbouring results read."""
+    forms, index = analyse(kernel), nest.parallel.regions[0].args[position]
+    steps = [forms[v].factor(index).constant for op in walk(nest.parallel.regions[0]) if op.opcode == "load" for v in op.operands[1:] if v in forms]
+    return max((step for step in steps if step in STEPS), default=1)
 
 
 def _terms(kernel: Kernel) -> int:

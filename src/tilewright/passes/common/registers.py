@@ -8,7 +8,7 @@ somebody needs the numbers, so addresses stay known to be consecutive and aligne
 from __future__ import annotations
 
 from itertools import product
-from math import gcd
+from math import gcd, prod
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import i64
@@ -50,7 +50,15 @@ class Mask:
     others: tuple[Registers, ...]
 
 
-Held = Value | Registers | RegisterIndex | Mask
+@record
+class SameInVector:
+    """A tile that is the same for all elements of a thread's vector: one number for each register step."""
+
+    shape: Shape
+    cells: dict[Cell, Value]
+
+
+Held = Value | Registers | RegisterIndex | Mask | SameInVector
 
 
 def shape_of(value: Value) -> Shape:
@@ -83,9 +91,15 @@ class ThreadView:
                     return result.type.layout
         return Blocked((), (), ())
 
+    @property
+    def layout_warp(self) -> int:
+        """Neighbouring threads that the layout calls a warp: those of the target. Lowerings that exchange nothing between lanes may have others."""
+        return self.target.warp_size
+
     def coordinates(self, b: Builder) -> None:
         self.thread = b.op("thread_id", name="thread")
-        warp_size = self.target.warp_size
+        # Without warps lanes are nothing but numbers of threads, as many as the layout has.
+        warp_size = self.layout_warp if self.target.has_warps else prod(self.layout.lanes)
         lane = self.lane = b.op("and", self.thread, b.index(warp_size - 1), name="lane")
         warp = b.op("shr", self.thread, b.index(warp_size.bit_length() - 1), name="warp")
         if isinstance(self.layout, Blocked) and self.layout.blocks > 1:
@@ -127,6 +141,8 @@ class ThreadView:
             return Registers(shape, {cell: self.index_cell(b, held, cell) for cell in self.cells(shape)})
         if isinstance(held, Mask):
             return Registers(shape, {cell: self.mask_cell(b, held, cell) for cell in self.cells(shape)})
+        if isinstance(held, SameInVector):
+            return Registers(shape, {cell: b.op("broadcast", value, width=self.vector) for cell, value in held.cells.items()})
         wide = b.op("broadcast", held, width=self.vector) if self.is_wide(shape) else held
         return Registers(shape, dict.fromkeys(self.cells(shape), wide))
 

@@ -55,7 +55,7 @@ class _Simplifier:
 
     def ops(self, builder: Builder, ops: Sequence[Op], seen: dict[Key, tuple[Value, ...]]) -> None:
         for op in ops:
-            operands = tuple(self.mapping.get(v, v) for v in op.operands)
+            operands = tuple([self.mapping.get(v, v) for v in op.operands])
             if op.opcode == "if" and operands[0] in self.constants:
                 # The taken region takes the op's place.
                 region = op.regions[0 if self.constants[operands[0]] else 1]
@@ -64,11 +64,11 @@ class _Simplifier:
                 self.mapping.update(zip(op.results, yields, strict=True))
                 continue
             if op.regions:
-                op = replace(op, operands=operands, regions=tuple(self.block(r, seen) for r in op.regions))
-                builder.append(op)
+                regions = tuple([self.block(r, seen) for r in op.regions])
+                builder.append(Op(op.opcode, operands, op.results, op.attrs, regions, op.span))
                 continue
             if operands != op.operands:
-                op = replace(op, operands=operands)
+                op = Op(op.opcode, operands, op.results, op.attrs, (), op.span)
             with builder.at(op.span):
                 self.one(builder, op, seen)
 
@@ -86,13 +86,14 @@ class _Simplifier:
         if replacement is not None:
             self.mapping[op.results[0]] = replacement
             return
-        key = (op.opcode, op.operands, tuple(sorted((k, _key(v)) for k, v in op.attrs.items())), tuple(r.type for r in op.results))
+        attrs = tuple(sorted([(k, _key(v)) for k, v in op.attrs.items()])) if op.attrs else ()
+        key = (op.opcode, op.operands, attrs, tuple([r.type for r in op.results]))
         known = seen.get(key)
         if known is not None:
             self.mapping.update(zip(op.results, known, strict=True))
             return
         seen[key] = op.results
-        if op.opcode == "const":
+        if op.opcode == "const" and not op.attrs.get("kept"):
             value = op.attrs["value"]
             assert isinstance(value, int | float)
             self.constants[op.results[0]] = value
@@ -129,6 +130,8 @@ class _Simplifier:
             folded = _fold(op, [c for c in constants if c is not None])
             if folded is not None:
                 return self._constant(builder, folded, op.results[0].type, seen)
+        if op.opcode == "mod" and constants[1] == 1 and dtype_of(operands[0].type).is_int:
+            return self._constant(builder, 0, op.results[0].type, seen)
         same = self._identity(op, constants)
         if same is not None:
             return same

@@ -26,6 +26,7 @@ from tilewright.ir.types import Tensor
 from tilewright.tree.block_graph import AffineIndex, BlockGraph, BlockView, StorageLayout
 
 _MESSAGE = "extents {left} and {right} of what two blocks share do not match"
+_PLACE = "a view is at place {left} of an axis of {right}"
 
 
 def link_parts(joined: BlockGraph, programs: Sequence[Program]) -> Program:
@@ -47,6 +48,8 @@ class _Linking:
         self.local: list[dict[str, tuple[str, tuple[AffineIndex, ...] | None]]] = []
         """Of each part, for the names of its program: the name in the whole, and the places of its elements where it is a view."""
         self.scratch: list[ProgramArray] = []
+        self.inside: list[tuple[int, Size, Span]] = []
+        """Views that stay at one place along an axis: the place and the extent, which is larger."""
 
     def run(self) -> Program:
         for number, (part, program) in enumerate(zip(self.joined.parts, self.programs, strict=True)):
@@ -98,6 +101,9 @@ class _Linking:
                 self.equal.add(
                     extent, Size.of(fixed) if fixed is not None else _extent(memory, argument.places, axis), span
                 )
+            for extent, place in zip(memory.shape, argument.places, strict=True):
+                if extent.constant is None and not any(place.steps):
+                    self.inside.append((place.offset, extent, span))
             local[given.name] = name, argument.places
             return
         local[given.name] = argument, None
@@ -105,6 +111,8 @@ class _Linking:
             self.programs[number] = substituted(self.programs[number], {number_name(given.name): Size.of(number_name(argument))})
         known = self.inputs.setdefault(argument, replace(given, name=argument))
         if isinstance(known, ProgramArray) and isinstance(given, ProgramArray):
+            if given.role == "inout" != known.role:  # the first block that reads it does not say that a later one writes it
+                self.inputs[argument] = known = replace(known, role="inout")
             pairs = zip((*known.type.shape, *known.type.strides), (*given.type.shape, *given.type.strides), strict=True)
             for first, second in pairs:
                 self.equal.add(first, second, span)
@@ -148,7 +156,7 @@ class _Linking:
             tuple(ProgramArray(name, types[name], "output") for name in results),
             (*between, *(replace(a, type=types[a.name]) for a in self.scratch)),
             tuple(calls),
-            tuple(dict.fromkeys((*(c for program in parts for c in program.checks if c.left != c.right), *self.equal.checks()))),
+            tuple(dict.fromkeys((*(c for program in parts for c in program.checks if c.left != c.right), *self.equal.checks(), *self.places_inside()))),
             joined.span,
             loops=tuple(
                 replace(loop, cell=names[loop.cell][0] if loop.cell else "")
@@ -156,6 +164,11 @@ class _Linking:
             ),
             computed=tuple(dict.fromkeys(c for program in parts for c in program.computed)),
         )  # fmt: skip
+
+    def places_inside(self) -> list[ProgramCheck]:
+        known = self.equal.known
+        found = [ProgramCheck(Size.of(offset), "lt", extent.substitute(known), _PLACE, span) for offset, extent, span in self.inside]
+        return [check for check in found if check.right.constant is None or check.right.constant <= (check.left.constant or 0)]
 
     def settled(self, tensor: Tensor) -> Tensor:
         known = self.equal.known

@@ -33,6 +33,7 @@ from tilewright.tree.typed import (
     IndexRef,
     Local,
     LoopVar,
+    Picked,
     Reduce,
     ReduceLoop,
     ScalarInfo,
@@ -226,6 +227,8 @@ class Draft:
             return self.load(builder, expr.array, [self.expr(builder, i, scope) for i in expr.indices])
         if isinstance(expr, Whole):
             return self.load(builder, expr.array, self.aligned(builder, expr.array.shape, indices))
+        if isinstance(expr, Picked):
+            return self.expr(builder, expr.value, scope, self.places(builder, expr, scope, self.aligned(builder, expr.shape, indices)))
         if isinstance(expr, Cast):
             return self.cast(builder, self.expr(builder, expr.value, scope, indices), expr.dtype, expr.rounds)
         if isinstance(expr, Choose):
@@ -235,10 +238,25 @@ class Draft:
         if expr.op == "bitcast":
             # The bits are those of the dtype itself, not of the one it is computed in.
             return builder.cast(builder.bitcast(builder.cast(args[0], expr.args[0].dtype), expr.dtype), compute_dtype(expr.dtype))
+        if expr.op == "nextafter" and expr.dtype.is_small_float:
+            return builder.cast(builder.op(expr.op, *(builder.cast(a, expr.dtype) for a in args)), compute_dtype(expr.dtype))
         if expr.dtype.is_small_float and OPS[expr.op].group == "function":
             # Computed in f32, but only this many bits of the result will count.
             return builder.op(expr.op, *args, narrow=expr.dtype)
         return builder.op(expr.op, *args)
+
+    def places(self, builder: Builder, expr: Picked, scope: Scope, indices: Sequence[Value]) -> list[Value]:
+        """The indices of the element that a pick has there."""
+        found: list[Value] = []
+        for axis in expr.axes:
+            if axis.index is not None:
+                found.append(self.expr(builder, axis.index, scope, indices[axis.along : axis.along + len(axis.index.shape)]))
+                continue
+            place = indices[axis.along]
+            if axis.step != 1:
+                place = builder.mul(place, self.number(builder, axis.step, i64))
+            found.append(place if axis.start is None else builder.add(self.expr(builder, axis.start, scope), place))
+        return found
 
     def aligned(self, builder: Builder, shape: Sequence[Size], indices: Sequence[Value]) -> list[Value]:
         """The indices of an operand that repeats along missing leading axes and along extents of 1."""
@@ -503,9 +521,9 @@ class Draft:
         return self.body.reduce(stmt.kind, extents, region, [v.name for v in stmt.inner])[1]
 
     def reduce_value(self, reduce: Reduce, outer: Sequence[Value]) -> Value:
-        """A reduction of an array value over some of its axes, at the given indices of the others."""
+        """A reduction of an array value over some of its axes, at the given indices of the others, or of all where the axes stay."""
         shape = reduce.value.shape
-        kept = iter(outer)
+        kept = iter(outer if len(reduce.shape) < len(shape) else [i for axis, i in enumerate(outer) if axis not in reduce.axes])
         fixed = {axis: next(kept) for axis in range(len(shape)) if axis not in reduce.axes}
         pair = reduce.kind in ("argmin", "argmax")
 

@@ -43,6 +43,7 @@ from tilewright.tree.typed import (
     Expr,
     Local,
     LoopVar,
+    Picked,
     Reduce,
     ReduceLoop,
     ScalarInfo,
@@ -218,6 +219,11 @@ class _TreeLowering:
         if isinstance(expr, Choose):
             cond, then, otherwise = (self.resolved(e) for e in (expr.cond, expr.then, expr.otherwise))
             return replace(expr, cond=cond, then=then, otherwise=otherwise)
+        if isinstance(expr, Picked):
+            axes = tuple(
+                replace(a, start=None if a.start is None else self.resolved(a.start), index=None if a.index is None else self.resolved(a.index)) for a in expr.axes
+            )
+            return replace(expr, value=self.resolved(expr.value), axes=axes)
         if isinstance(expr, Element):
             return self.settle(replace(expr, indices=tuple(self.resolved(i) for i in expr.indices)))
         return expr
@@ -269,6 +275,8 @@ class _TreeLowering:
             if isinstance(expr, Element) and expr.array.name in draft.written and (expr.indices or self.shape):
                 return False
             if isinstance(expr, Whole) and expr.array.name in draft.written and expr.shape != self.shape:
+                return False
+            if isinstance(expr, Picked) and any(isinstance(e, Whole) and e.array.name in draft.written for e in walk_expr(expr)):
                 return False
         return True
 

@@ -19,6 +19,7 @@ from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.program import Program
 from tilewright.ir.types import Scalar, Tensor, Vec, dtype_of
 
+_WAITS = frozenset({"atomic_load", "await_flag"})
 _ATOMICS = frozenset({"atomic", "atomic_load", "atomic_store"})
 
 
@@ -57,10 +58,14 @@ def _problem(op: Op, target: Target, known: Set[str] | None) -> str:
     for value in (*op.results, *op.operands):
         if _dtype_name(value) in target.missing_dtypes:
             return f"{op.opcode} of {_dtype_name(value)}: it has no {_dtype_name(value)}"
+    if target.simt and op.attrs.get("scope") == "cluster" and not target.has("cluster"):
+        return f"{op.opcode} for a cluster: it has no cluster"
     if op.opcode in _ATOMICS:
         bits = _access_bits(op)
         if bits not in target.atomic_bits:
             return f"{op.opcode} of {bits} bits: it has no atomic access of that size"
+    if op.opcode == "while" and not target.forward_progress and any(inner.opcode in _WAITS for region in op.regions for inner in walk(region)):
+        return "a loop that waits for other blocks: it does not promise that these go on meanwhile"
     if known is not None and op.opcode not in known:
         return f"{op.opcode}: its code generator does not know it"
     return ""
@@ -70,6 +75,8 @@ def _access_bits(op: Op) -> int:
     """Bits that one atomic access reads or writes."""
     memory = op.operands[0].type
     assert isinstance(memory, Tensor)
+    if op.opcode == "atomic" and op.attrs["kind"] == "add":
+        return memory.dtype.itemsize * 8  # neighbours are added to each on its own
     values = [value.type for value in (*op.results, *op.operands[1 + memory.rank :])]
     return memory.dtype.itemsize * 8 * max((type_.width for type_ in values if isinstance(type_, Vec)), default=1)
 

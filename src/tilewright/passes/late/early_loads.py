@@ -8,6 +8,7 @@ never writes, and what they need, where none of it depends on a barrier, a shuff
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
@@ -22,7 +23,11 @@ def early_loads(kernel: Kernel) -> Kernel:
     """The kernel with its loads first."""
     written = {op.operands[0] for op in walk(kernel.body) if op.operands and OPS[op.opcode].effect == "write"}
     read_only = {p for p in kernel.params if isinstance(p.type, Tensor) and p not in written}
-    ops = kernel.body.ops
+    return replace(kernel, body=Block(kernel.body.args, loads_first(kernel.body.ops, read_only)))
+
+
+def loads_first(ops: Sequence[Op], read_only: set[Value]) -> tuple[Op, ...]:
+    """Ops with the loads of these arrays first, where they may be."""
     start = max((place + 1 for place, op in enumerate(ops) if op.opcode in ("wait_previous", "release_next")), default=0)
     made = {result: op for op in ops[start:] for result in op.results}
     late: set[Value] = set()
@@ -41,7 +46,7 @@ def early_loads(kernel: Kernel) -> Kernel:
             waiting += [made[v] for v in _needs(op) if v in made]
     first = [op for op in ops[start:] if id(op) in wanted]
     rest = [op for op in ops[start:] if id(op) not in wanted]
-    return replace(kernel, body=Block(kernel.body.args, (*ops[:start], *first, *rest)))
+    return (*ops[:start], *first, *rest)
 
 
 def _inside(op: Op) -> list[Op]:

@@ -1,7 +1,7 @@
 """Conversions the target has no instruction for, as integer arithmetic; each rounds once, to nearest even.
 
 In: a kernel at any stage. Out: the same, without casts from or to f8 types (everywhere) and, on a CPU, without casts from or
-to bf16, from f64 to f16, and any of f16 on CPUs without them (hardware conversions flush denormals, or are library calls). Pairs of bf16 are
+to bf16, from f64 to f16 (on portable GPUs too), and any of f16 on CPUs without them (hardware conversions flush denormals, or are library calls). Pairs of bf16 are
 widened by shifts on GPUs too, and bytes made floats by arithmetic, where the conversions are slow. Sits with expand_math, right before code generation.
 
     %y = cast %x {dtype = f32}     x: bf16
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, bf16, by_name, f8e4m3, f8e5m2, f16, f32, f64, i8, u8, u16, u32
+from tilewright.base.dtypes import DType, bf16, by_name, f8e4m3, f8e5m2, f16, f32, f64, i8, u8, u16, u32, u64
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -59,10 +59,10 @@ def expand_casts(kernel: Kernel, target: Target) -> Kernel:
                 return [b.op("pack", *(_widen(b, lane, bf16) for lane in packed[value]))]
             return [_widen_pairs(b, value)]
         if target.simt and source in (i8, u8) and result in (f32, bf16, f16) and kernel.stage is Stage.THREAD:
-            return [b.cast(_byte(b, value), result)]
+            return [_convert(b, _byte(b, value), result, soft, target)]
         if source in soft:
             return [_convert(b, _widen(b, value, source), result, soft, target)]
-        if result in soft or (result is f16 and source is f64 and not target.simt):
+        if result in soft or (result is f16 and source is f64 and not target.has_warps):
             return [_convert(b, value, result, soft, target)]
         return None
 
@@ -74,14 +74,14 @@ def _convert(b: Builder, value: Value, result: DType, soft: Sequence[DType], tar
     source = dtype_of(value.type)
     if result not in soft and not (result is f16 and source is f64):
         return b.cast(value, result)
-    if source is f64 or (source.is_int and source.bits >= 32):
+    if source.is_int and source.bits >= 32 and "f64" in target.missing_dtypes:
+        value = _odd_integer(b, value)
+    elif source is f64 or (source.is_int and source.bits >= 32):
         value = _odd(b, b.cast(value, f64))
     single = b.cast(value, f32)
     if result is f16 and f16 not in soft:
         return b.cast(single, f16)
     return _to_bf16(b, single) if result is bf16 else _to_small(b, single, result)
-
-
 
 
 def _widen_pairs(b: Builder, value: Value) -> Value:
@@ -136,6 +136,24 @@ def _odd(b: Builder, value: Value) -> Value:
     sticky = b.op("or", truncated, b.splat(1, bits))
     exact = b.op("or", b.op("eq", back, value), b.op("isnan", value))
     return b.bitcast(b.select(exact, bits, sticky), f32)
+
+
+def _odd_integer(b: Builder, value: Value) -> Value:
+    """An integer of 32 or 64 bits as f32, rounded to odd, for targets without f64: its upper 24 bits, the last of them set where others are lost."""
+    source = dtype_of(value.type)
+    size = b.cast(b.op("abs", value), u64 if source.bits == 64 else u32)
+    word, large = size, None
+    if source.bits == 64:
+        high, low = b.cast(b.op("shr", size, b.splat(32, size)), u32), b.cast(size, u32)
+        large = b.op("ne", high, b.splat(0, high))
+        word = b.select(large, b.op("or", high, b.cast(b.op("ne", low, b.splat(0, low)), u32)), low)
+    kept = b.op("and", word, b.splat(0xFFFFFF00, word))
+    lost = b.op("ne", b.op("and", word, b.splat(0xFF, word)), b.splat(0, word))
+    sticky = b.select(lost, b.op("or", kept, b.splat(0x100, kept)), kept)
+    number = b.cast(b.select(b.op("ge", word, b.splat(1 << 24, word)), sticky, word), f32)
+    if large is not None:
+        number = b.select(large, b.mul(number, b.splat(2.0**32, number)), number)
+    return number if int(source.min_value) == 0 else b.select(b.op("lt", value, b.splat(0, value)), b.op("neg", number), number)
 
 
 def _to_bf16(b: Builder, value: Value) -> Value:

@@ -7,7 +7,7 @@ floats. What is left every code generator has as an instruction. Results stay in
 range; `docs/numerics.md` has the measured errors.
 
 Runs late, just before code generation: earlier passes fuse, hoist and share whole functions, not their pieces. Expansions are
-branch-free (but for the rare huge argument of a scalar sine on a GPU), so vec and tile values need no masks.
+branch-free, so vec and tile values need no masks; but for the rare huge argument of a sine: of a scalar on a GPU, of any element of a vec on a CPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ from tilewright.ir.nodes import Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import Tile, Vec, dtype_of
 from tilewright.passes.late import math_exponential, math_logarithm, math_trigonometric
+from tilewright.passes.late.functions import inverse, numbers, roots, special
 from tilewright.passes.late.math_terms import Terms
+
+Branches = dict[tuple[Builder, Value], tuple[Value, ...]]
+"""What is written in branches, by block and argument."""
 
 
 def expand_math(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with every function op expanded."""
     hardware = target.has("approx") and kernel.stage is Stage.THREAD
     scales = has_ldexp(target) and kernel.stage is Stage.THREAD
+    plain = has_no_f64(target)
     made: dict[Value, Op] = {}
+    branches: Branches | None = {} if target.kind == "cpu" and kernel.stage is Stage.THREAD else None
 
     def replacement(builder: Builder, op: Op) -> Sequence[Value] | None:
         if op.opcode not in EXPANDED:
@@ -40,7 +46,7 @@ def expand_math(kernel: Kernel, target: Target) -> Kernel:
             quick = _expand_narrow(builder, op.opcode, op.operands[0], narrow, made)
             if quick is not None:
                 return (quick,)
-        value = _expand(builder, op.opcode, op.operands, hardware, scales)
+        value = _expand(builder, op.opcode, op.operands, hardware, scales, plain, branches)
         return None if value is None else (value,)
 
     return rewrite(kernel, replacement)
@@ -51,7 +57,12 @@ def expand(builder: Builder, opcode: str, operands: Sequence[Value], target: Tar
     if opcode not in EXPANDED:
         return None
     tile = isinstance(operands[0].type, Tile)
-    return _expand(builder, opcode, operands, target.has("approx") and not tile, has_ldexp(target) and not tile)
+    return _expand(builder, opcode, operands, target.has("approx") and not tile, has_ldexp(target) and not tile, has_no_f64(target))
+
+
+def has_no_f64(target: Target) -> bool:
+    """Whether f32 is all there is to compute in."""
+    return "f64" in target.missing_dtypes
 
 
 def has_ldexp(target: Target) -> bool:
@@ -59,22 +70,24 @@ def has_ldexp(target: Target) -> bool:
     return target.kind == "cpu" and target.name.startswith("x86-64") and target.vector_bytes == 64
 
 
-def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: bool, scales: bool) -> Value | None:
+def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: bool, scales: bool, plain: bool = False, branches: Branches | None = None) -> Value | None:
     first = operands[0]
     dtype = dtype_of(first.type)
     if not dtype.is_float:
         return None
     if dtype.is_small_float:
-        wide = [builder.cast(o, f32) for o in operands]
-        result = _expand(builder, opcode, wide, hardware, scales)
+        wide = [builder.cast(o, f32) if dtype_of(o.type) is dtype else o for o in operands]
+        if opcode == "nextafter":
+            return builder.cast(numbers.nextafter_narrow(Terms(builder, wide[0]), wide[0], wide[1], dtype), dtype)
+        result = _expand(builder, opcode, wide, hardware, scales, plain, branches)
         assert result is not None
-        return builder.cast(result, dtype)
-    if hardware and isinstance(first.type, Vec) and opcode in _BRANCHING:
+        return builder.cast(result, dtype) if dtype_of(result.type) is f32 else result
+    if (hardware or plain) and isinstance(first.type, Vec) and opcode in _BRANCHING:
         lanes = range(first.type.width)
         scalars = [[builder.op("extract", o, lane=lane) for o in operands] for lane in lanes]
-        results = [EXPANDED[opcode](Terms(builder, s[0], hardware), *s) for s in scalars]
+        results = [EXPANDED[opcode](Terms(builder, s[0], hardware, plain=plain), *s) for s in scalars]
         return builder.op("pack", *results)
-    return EXPANDED[opcode](Terms(builder, first, hardware, scales), *operands)
+    return EXPANDED[opcode](Terms(builder, first, hardware, scales, plain, branches), *operands)
 
 
 def _expand_narrow(builder: Builder, opcode: str, x: Value, narrow: DType, made: Mapping[Value, Op]) -> Value | None:
@@ -132,27 +145,45 @@ def _rsqrt(t: Terms, x: Value) -> Value:
 
 def _floordiv(t: Terms, a: Value, b: Value) -> Value:
     """The floor of the exact quotient. Where rounding pushed a/b up to an integer the remainder has the wrong sign."""
-    if dtype_of(a.type) is f32:
+    if dtype_of(a.type) is f32 and not t.plain:
         return t.cast(_floordiv(Terms(t.builder, t.like), t.cast(a, f64), t.cast(b, f64)), f32)
     quotient = t.div(a, b)
     whole = t.op("floor", quotient)
     rest = t.fma(t.neg(whole), b, a)
     rest = t.select(t.eq(t.abs(b), math.inf), a, rest)
     wrong = t.bit_and(t.ne(rest, 0.0), t.ne(t.lt(rest, 0.0), t.lt(b, 0.0)))
-    wrong = t.bit_and(wrong, t.bit_and(t.eq(rest, rest), t.lt(t.abs(whole), 2.0**53)))
+    wrong = t.bit_and(wrong, t.bit_and(t.eq(rest, rest), t.lt(t.abs(whole), 2.0**53 if dtype_of(a.type) is f64 else 2.0**24)))
     result = t.select(wrong, t.sub(whole, 1.0), whole)
     result = t.select(t.eq(t.abs(a), math.inf), math.nan, result)  # as NumPy and Python have it
     return t.select(t.eq(b, 0.0), quotient, result)
 
 
 _MOD_STEPS = 6
-"""Enough for any two f32; in f64 a quotient from 2^300 on may give NaN."""
+"""Enough for any two f32; in f64 a quotient from 2^300 on may give NaN, in f32 where there is no f64 one from 2^120 on."""
 
 
 def _mod(t: Terms, a: Value, b: Value) -> Value:
-    """The exact remainder, with the sign of b. Each step takes some 50 bits off the quotient without a rounding."""
-    if dtype_of(a.type) is f32:
+    """The exact remainder, with the sign of b."""
+    if dtype_of(a.type) is f32 and not t.plain:
         return t.cast(_mod(Terms(t.builder, t.like), t.cast(a, f64), t.cast(b, f64)), f32)
+    rest = _remainder(t, a, b)
+    wrong = t.bit_and(t.ne(rest, 0.0), t.ne(t.lt(rest, 0.0), t.lt(b, 0.0)))
+    result = t.select(wrong, t.add(rest, b), rest)
+    return t.select(t.eq(rest, 0.0), t.with_sign_of(t.number(0.0, dtype_of(b.type)), b), result)
+
+
+def _fmod(t: Terms, a: Value, b: Value) -> Value:
+    """The exact remainder, with the sign of a."""
+    if dtype_of(a.type) is f32 and not t.plain:
+        return t.cast(_fmod(Terms(t.builder, t.like), t.cast(a, f64), t.cast(b, f64)), f32)
+    size = t.abs(b)
+    rest = _remainder(t, t.abs(a), size)
+    rest = t.select(t.lt(rest, 0.0), t.add(rest, size), rest)
+    return t.with_sign_of(t.abs(rest), a)
+
+
+def _remainder(t: Terms, a: Value, b: Value) -> Value:
+    """The remainder of least size. Each step takes some 50 bits off the quotient without a rounding."""
     minus_b = t.neg(b)
     rest = a
     for _ in range(_MOD_STEPS):
@@ -160,10 +191,7 @@ def _mod(t: Terms, a: Value, b: Value) -> Value:
     size = t.abs(b)
     # A quotient too large for the steps leaves too large a rest.
     rest = t.select(t.op("le", t.abs(rest), size), rest, math.nan)
-    rest = t.select(t.bit_and(t.eq(size, math.inf), t.lt(t.abs(a), math.inf)), a, rest)
-    wrong = t.bit_and(t.ne(rest, 0.0), t.ne(t.lt(rest, 0.0), t.lt(b, 0.0)))
-    result = t.select(wrong, t.add(rest, b), rest)
-    return t.select(t.eq(rest, 0.0), t.with_sign_of(t.number(0.0, f64), b), result)
+    return t.select(t.bit_and(t.eq(size, math.inf), t.lt(t.abs(a), math.inf)), a, rest)
 
 
 _BRANCHING = frozenset({"sin", "cos", "tan"})
@@ -184,5 +212,27 @@ EXPANDED: dict[str, Callable[..., Value]] = {
     "pow": math_logarithm.power,
     "floordiv": _floordiv,
     "mod": _mod,
+    "fmod": _fmod,
+    "exp10": math_exponential.exp10,
+    "expm1": math_exponential.expm1,
+    "log10": math_logarithm.log10,
+    "log1p": math_logarithm.log1p,
+    "asin": inverse.asin,
+    "acos": inverse.acos,
+    "atan": inverse.atan,
+    "atan2": inverse.atan2,
+    "asinh": inverse.asinh,
+    "acosh": inverse.acosh,
+    "atanh": inverse.atanh,
+    "cbrt": roots.cbrt,
+    "hypot": roots.hypot,
+    "erfc": special.erfc,
+    "lgamma": special.lgamma,
+    "tgamma": special.tgamma,
+    "copysign": numbers.copysign,
+    "nextafter": numbers.nextafter,
+    "frexp_fraction": numbers.frexp_fraction,
+    "frexp_exponent": numbers.frexp_exponent,
+    "scale_by_power": numbers.scale_by_power,
 }
 """What this pass removes; of `floordiv` and `mod` only those of floats."""

@@ -1,4 +1,4 @@
-"""exp, exp2, sinh, cosh, tanh, sigmoid and erf as arithmetic, for f32 and f64.
+"""exp, exp2, exp10, expm1, sinh, cosh, tanh, sigmoid and erf as arithmetic, for f32 and f64.
 
     2^x = 2^n * 2^f,  n = round(x),  -1/2 <= f <= 1/2
 
@@ -85,6 +85,14 @@ _TANH_F64 = (
     4.283341890742928e-06, 2.5707840235133033e-05, 0.00014109324021103914, 0.0007054657323520227, 0.003174603177686715,
     0.012698412720001459, 0.044444444444427876, 0.13333333333321734, 0.33333333333333337, 0.6666666666666669, 1.0,
 )  # fmt: skip
+# (e^r - 1 - r) / r^2 for |r| <= log(2)/2; 4.9e-10 and 4.9e-19 of e^r - 1.
+_EXPM1_F32 = (0.0001989108, 0.0013933731, 0.0083333105, 0.041666463, 0.16666667, 0.5)
+_EXPM1_F64 = (
+    2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07, 2.755725517000089e-06, 2.480158732567746e-05,
+    0.0001984126987500228, 0.0013888888888883711, 0.008333333333326084, 0.04166666666666667, 0.1666666666666667, 0.5,
+)  # fmt: skip
+_LN2_F32, _LN2_F64 = (0.6931471824645996, -1.9046542121259336e-09), (0.6931471805599453, 2.3190468138462996e-17)
+_LOG2_10_F32, _LOG2_10_F64 = (3.321928024291992, 7.059537016037032e-08), (3.321928094887362, 1.661617516973592e-16)
 _HALF_LN2 = (0.34657359027997264, 1.1595234069231498e-17)
 
 
@@ -124,9 +132,39 @@ def split_e(t: Terms, y: Value) -> tuple[Value, Value]:
     """n + magic and f with e^y = 2^(n + f)."""
     form = _format(y)
     high, low = form.log2_e
+    if t.plain:
+        # Products of n with a number of ten bits are exact, and so is the first difference.
+        shifted = t.add(t.mul(y, high), form.magic)
+        return shifted, t.mul(_without(t, y, t.sub(form.magic, shifted), 1.0), high)
     shifted = t.fma(y, high, form.magic)
     minus_n = t.neg(t.sub(shifted, form.magic)) if t.scales else t.sub(form.magic, shifted)
     return shifted, t.fma(y, low, t.fma(y, high, minus_n))
+
+
+_LN2_SHORT = (0.693359375, -2.1219444005469057e-4)
+"""log(2) in two parts, the first of ten bits."""
+
+
+def _without(t: Terms, y: Value, minus_n: Value, scale: float) -> Value:
+    """y - n log(2) scale, without an fma that rounds once."""
+    first, second = _LN2_SHORT
+    return t.add(t.add(y, t.mul(minus_n, first * scale)), t.mul(minus_n, second * scale))
+
+
+def scaled_product(t: Terms, shifted: Value, f: Value, factor: Value, small: Value) -> Value:
+    """2^(n+f) times a factor, rounded once where the result may be denormal: which `small` tells."""
+    form = _format(f)
+    integer = dtype_of(t.bits(shifted).type)
+    low, high = ((form.bias - 1 + lift) << form.dtype.mantissa for lift in (form.lift, 0))
+    scale = _power(t, form, shifted, t.select(small, low, high, integer))
+    result = t.mul(t.mul(_exp2_fraction(t, form, f, rough=False), factor), scale)
+    return t.select(small, t.mul(result, 2.0**-form.lift), result)
+
+
+def power_of_two(t: Terms, n: Value) -> Value:
+    """2^n for a whole number n whose power is neither denormal nor infinite."""
+    form = _format(n)
+    return _power(t, form, t.add(n, form.magic), 0)
 
 
 def split_2(t: Terms, y: Value) -> tuple[Value, Value]:
@@ -147,6 +185,35 @@ def exp2(t: Terms, x: Value) -> Value:
     return scaled_power(t, *split_2(t, y), t.lt(y, float(2 - form.bias)), rough=False)
 
 
+def exp10(t: Terms, x: Value) -> Value:
+    form = _format(x)
+    single = form.dtype is f32
+    y = t.at_most(t.at_least(x, -45.5 if single else -324.0), 38.6 if single else 308.4)
+    high, low = _LOG2_10_F32 if single else _LOG2_10_F64
+    shifted = t.fma(y, high, form.magic)
+    f = t.fma(y, low, t.fma(y, high, t.sub(form.magic, shifted)))
+    return scaled_power(t, shifted, f, t.lt(y, -0.301 * (form.bias - 2)), rough=False)
+
+
+def expm1(t: Terms, x: Value) -> Value:
+    """2^n (e^r - 1) + (2^n - 1) with x = n log(2) + r. What r loses is carried along; 2^(n-1) is doubled last, so that only results overflow."""
+    form = _format(x)
+    single = form.dtype is f32
+    low, high = (-18.0, 89.0) if single else (-38.0, 710.0)
+    y = t.at_most(t.at_least(x, low), high)
+    shifted = t.fma(y, form.log2_e[0], form.magic)
+    minus_n = t.sub(form.magic, shifted)
+    first, second = _LN2_F32 if single else _LN2_F64
+    above = t.fma(minus_n, first, y)
+    r, lost = t.fast_two_sum(above, t.product(minus_n, second))
+    inner = t.fma(t.mul(r, r), t.polynomial(r, _EXPM1_F32 if single else _EXPM1_F64), lost)
+    scale = _power(t, form, shifted, -1)
+    half, half_low = t.fast_two_sum(t.sub(scale, 0.5), t.product(scale, r))
+    half = t.add(half, t.fma(scale, inner, half_low))
+    # The halves of the least denormals are 0.
+    return t.select(t.lt(t.abs(x), 2.0**-100), x, t.with_sign_of(t.add(half, half), x))
+
+
 def _exp_of_negative(t: Terms, y: Value) -> Value:
     """e^y for y <= 0."""
     form = _format(y)
@@ -161,7 +228,7 @@ def _quotient(t: Terms, a: Value, d: Value) -> Value:
     less than half a unit off before its last rounding, so 1 is never passed. Seven instructions, where a vector division
     blocks its unit for longer than the rest of a function takes. f64: the division itself.
     """
-    if dtype_of(d.type) is f64:
+    if dtype_of(d.type) is f64 or t.plain:
         return t.div(a, d)
     minus = t.neg(d)
     inverse = t.float_bits(t.sub(0x7EF311C0, t.bits(d)))
@@ -186,9 +253,9 @@ def tanh(t: Terms, x: Value) -> Value:
     single = form.dtype is f32
     limit = 9.02 if single else 19.1  # tanh is 1 from here on
     y = t.at_most(t.abs(x), limit)
-    shifted = t.fma(y, 2 * form.log2_e[0], form.magic)
+    shifted = t.add(t.mul(y, 2 * form.log2_e[0]), form.magic) if t.plain else t.fma(y, 2 * form.log2_e[0], form.magic)
     minus_n = t.sub(form.magic, shifted)
-    r = t.fma(minus_n, _HALF_LN2[0], y)
+    r = _without(t, y, minus_n, 0.5) if t.plain else t.fma(minus_n, _HALF_LN2[0], y)
     if not single:
         r = t.fma(minus_n, _HALF_LN2[1], r)
     inner = t.fma(t.mul(r, r), t.polynomial(r, _TANH_F32 if single else _TANH_F64), r)
@@ -216,6 +283,11 @@ def sinh(t: Terms, x: Value) -> Value:
     z = t.mul(x, x)
     small = t.fma(t.mul(x, z), t.polynomial(z, _format(x).sinh), x)
     return t.select(t.lt(size, 1.0), small, large)
+
+
+def erf_slope(t: Terms, x: Value) -> Value:
+    """erf(x) / x for |x| < 1."""
+    return t.polynomial(t.mul(x, x), _format(x).erf)
 
 
 def erf(t: Terms, x: Value) -> Value:

@@ -7,31 +7,49 @@ the roundings, which the error bounds rest on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
 from tilewright.base.dtypes import DType, f32, f64, i32, i64
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import Scalar, dtype_of
+from tilewright.ir.types import Scalar, Vec, dtype_of
 
 Term = Value | float | int
 
 
 class Terms:
-    """Builds the ops of one expansion. `hardware` says that the target has `exp2_approx`, `scales` that it has `ldexp`."""
+    """Builds the ops of one expansion. `hardware` says that the target has `exp2_approx`, `scales` that it has `ldexp`, `plain` that it has no f64 and that its
+    `fma` may round twice: one on which a bound rests then says that it must not. `branches` says that what few arguments need stands in a branch of its own; what several
+    functions of one argument have in common is kept there, by block and argument."""
 
-    def __init__(self, builder: Builder, like: Value, hardware: bool = False, scales: bool = False) -> None:
+    def __init__(
+        self, builder: Builder, like: Value, hardware: bool = False, scales: bool = False, plain: bool = False,
+        branches: dict[tuple[Builder, Value], tuple[Value, ...]] | None = None,
+    ) -> None:  # fmt: skip
         self.builder = builder
         self.like = like
         self.hardware = hardware
         self.scales = scales
+        self.plain = plain
+        self.branches = branches
         self._numbers: dict[tuple[str, str], Value] = {}
 
     @property
     def is_scalar(self) -> bool:
         return isinstance(self.like.type, Scalar)
+
+    def either(self, usual: Value, quick: Callable[[Terms], Sequence[Value]], rare: Callable[[Terms], Sequence[Value]]) -> tuple[Value, ...]:
+        """What `quick` gives where the condition holds for all elements, else what `rare` does."""
+        whole = self.builder.op("every", usual) if isinstance(usual.type, Vec) else usual
+
+        def inside(write: Callable[[Terms], Sequence[Value]]) -> Callable[[Builder], Sequence[Value]]:
+            return lambda builder: write(Terms(builder, self.like, self.hardware, self.scales, self.plain))
+
+        return tuple(self.builder.if_(whole, inside(quick), inside(rare)))
 
     # -- constants --------------------------------------------------------------------------------------------------
 
@@ -62,11 +80,15 @@ class Terms:
         return self.op("mul", a, b)
 
     def fma(self, a: Term, b: Term, c: Term) -> Value:
-        return self.op("fma", a, b, c)
+        made = self.op("fma", a, b, c)
+        if self.plain:
+            last = self.builder.ops[-1]
+            self.builder.ops[-1] = replace(last, attrs=MappingProxyType({**last.attrs, "once": True}))
+        return made
 
     def product(self, a: Term, b: Term) -> Value:
         """`a * b`, rounded, that no code generator contracts into an fma with what follows: its error is put back."""
-        return self.op("fma", a, b, -0.0)
+        return self.fma(a, b, -0.0)
 
     def div(self, a: Term, b: Term) -> Value:
         return self.op("div", a, b)
@@ -127,7 +149,7 @@ class Terms:
         """Horner's rule; the highest power's coefficient first."""
         total: Term = coefficients[0]
         for coefficient in coefficients[1:]:
-            total = self.fma(total, x, coefficient)
+            total = self.op("fma", total, x, coefficient)
         assert isinstance(total, Value)
         return total
 

@@ -9,13 +9,17 @@ From n modulo 4 and polynomials of r everything follows. The reduction is exact 
   they are chosen by the size of x from five windows.
 - f64: with pi/2 in three parts below 2^28; above by integers: the 53 bits of x times the 192 bits of 2/pi that matter
   (Payne and Hanek), chosen from a table by a tree of selects.
+
+On a CPU what only large arguments need stands in a branch, which a vector takes where one of its elements is large.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import f32, f64, i32, i64, u64
+from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
@@ -36,6 +40,7 @@ _HALF_PI_F32 = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e
 _HALF_PI_F64 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
 _TWO_OVER_PI = 0.6366197723675814
 _MAGIC_F64 = 1.5 * 2**52
+_HUGE_F64 = 2.0**28
 
 # From |x| = 2^start on: 2/pi modulo 4 * 2^(23-start), in two parts. An f32 of that size is a multiple of 2^(start-23).
 # Up to the next window the product's second part stays below 2^-7, so that the fraction is hardly more than a half.
@@ -60,11 +65,11 @@ _SIGN_32, _SIGN_64 = 1 << 31, 1 << 63
 # -- reductions -----------------------------------------------------------------------------------------------------
 
 
-def _reduce_in_f64(t: Terms, size: Value) -> tuple[Value, Value]:
-    """n (i32, its low two bits count) and r (f32) for |x| in f32."""
+def _reduce_in_f64(t: Terms, size: Value, windows: int = len(_WINDOWS)) -> tuple[Value, Value]:
+    """n (i32, its low two bits count) and r (f32) for |x| in f32, which lies in one of the first windows."""
     x = t.cast(size, f64)
     high, low = t.number(_WINDOWS[0][1], f64), t.number(_WINDOWS[0][2], f64)
-    for start, window_high, window_low in _WINDOWS[1:]:
+    for start, window_high, window_low in _WINDOWS[1:windows]:
         above = t.op("ge", x, 2.0**start)
         high, low = t.select(above, window_high, high), t.select(above, window_low, low)
     product, error = t.two_product(x, high)
@@ -85,7 +90,54 @@ def _reduce_in_f32(t: Terms, size: Value) -> tuple[Value, Value]:
     return t.bits(shifted), r
 
 
+def _reduce_by_words(t: Terms, size: Value) -> tuple[Value, Value]:
+    """The same for any |x| from 2^16 on, in integers of 32 bits: the 24 bits of x times the 96 bits of 2/pi that matter (Payne and Hanek)."""
+    pattern = t.builder.bitcast(size, u32)
+    mantissa = t.bit_or(t.bit_and(pattern, 0x7FFFFF), 0x800000)
+    # Digits of 2/pi before `place` give multiples of 4.
+    place = t.sub(t.shr(pattern, 23), 150 - 30)
+    first, shift = t.shr(place, 5), t.bit_and(place, 31)
+    words = [word for digit in _DIGITS[:6] for word in (digit >> 32, digit & _LOW_32)][1:]
+    chosen: list[Value] = []
+    for position in range(4):
+        word = t.number(words[position], u32)
+        for start in range(1, 5):
+            word = t.select(t.op("ge", first, start), words[position + start], word)
+        chosen.append(word)
+    none = t.eq(shift, 0)
+    high, middle, low = (
+        t.select(none, a, t.bit_or(t.shl(a, shift), t.shr(b, t.sub(32, shift)))) for a, b in itertools.pairwise(chosen)
+    )
+    # The product modulo 2^96: quarters of the circle in the upper two bits.
+    carried = t.op("mul_high", mantissa, low)
+    second = t.add(t.mul(mantissa, middle), carried)
+    carry = t.cast(t.lt(second, carried), u32)
+    third = t.add(t.add(t.mul(mantissa, high), t.op("mul_high", mantissa, middle)), carry)
+    n = t.shr(t.add(third, 1 << 29), 30)
+    fraction, rest = t.sub(third, t.shl(n, 30)), second
+    below = t.lt(t.builder.bitcast(fraction, i32), 0)
+    flipped_rest = t.op("neg", rest)
+    flipped = t.add(t.op("not", fraction), t.cast(t.eq(rest, 0), u32))
+    fraction, rest = t.select(below, flipped, fraction), t.select(below, flipped_rest, rest)
+    # Normalised, so that a remainder near zero keeps its digits.
+    zeros = t.op("clz", fraction)
+    whole = t.eq(zeros, 32)
+    bits = t.select(whole, rest, t.select(t.eq(zeros, 0), fraction, t.bit_or(t.shl(fraction, zeros), t.shr(rest, t.sub(32, zeros)))))
+    scale = t.builder.bitcast(t.shl(t.sub(127 - 30, zeros), 23), f32)
+    r = t.mul(t.mul(t.cast(bits, f32), scale), _HALF_PI_F64[0])
+    return t.builder.bitcast(n, i32), t.select(below, t.neg(r), r)
+
+
 def _reduce_f32(t: Terms, size: Value) -> tuple[Value, Value]:
+    if t.plain:
+        n, r = _reduce_in_f32(t, size)
+        huge_n, huge_r = _reduce_by_words(t, size)
+        far = t.op("ge", size, 65536.0)
+        r = t.select(far, huge_r, r)
+        return t.select(far, huge_n, n), t.select(t.lt(size, math.inf), r, math.nan)
+    if t.branches is not None:
+        n, r = t.either(t.lt(size, 2.0 ** _WINDOWS[1][0]), lambda inner: _reduce_in_f64(inner, size, 1), lambda inner: _reduce_in_f64(inner, size))
+        return n, r
     if not (t.hardware and t.is_scalar):
         return _reduce_in_f64(t, size)
 
@@ -101,14 +153,24 @@ def _reduce_f32(t: Terms, size: Value) -> tuple[Value, Value]:
 
 def _reduce_f64(t: Terms, size: Value) -> tuple[Value, Value, Value]:
     """n (i64, its low two bits count) and r as a sum of two numbers."""
+    if t.branches is not None:
+        n, r, low = t.either(t.lt(size, _HUGE_F64), lambda inner: _reduce_by_parts(inner, size, False), lambda inner: _reduce_by_parts(inner, size, True))
+        return n, r, low
+    return _reduce_by_parts(t, size, True)
+
+
+def _reduce_by_parts(t: Terms, size: Value, any_size: bool) -> tuple[Value, Value, Value]:
+    """The same with pi/2 in three parts; by integers where |x| is huge, if it may be."""
     shifted = t.fma(size, _TWO_OVER_PI, _MAGIC_F64)
     minus_n = t.sub(_MAGIC_F64, shifted)
     first = t.fma(minus_n, _HALF_PI_F64[0], size)  # exact
     second, second_error = t.two_product(minus_n, _HALF_PI_F64[1])
     r, error = t.two_sum(first, second)
     r_low = t.fma(minus_n, _HALF_PI_F64[2], t.add(error, second_error))
+    if not any_size:
+        return t.bits(shifted), *t.fast_two_sum(r, r_low)
     huge_n, huge_r, huge_low = _reduce_by_integers(t, size)
-    huge = t.op("ge", size, 2.0**28)
+    huge = t.op("ge", size, _HUGE_F64)
     n = t.select(huge, huge_n, t.bits(shifted))
     return n, *t.fast_two_sum(t.select(huge, huge_r, r), t.select(huge, huge_low, r_low))
 
@@ -182,8 +244,18 @@ def _flipped(t: Terms, value: Value, sign: Value) -> Value:
 # -- functions ------------------------------------------------------------------------------------------------------
 
 
-def _sine_and_cosine(t: Terms, size: Value) -> tuple[Value, Value, Value]:
-    """n, sin(r) and cos(r) for |x|."""
+def _sine_and_cosine(t: Terms, x: Value) -> tuple[Value, Value, Value]:
+    """n, sin(r) and cos(r) for |x|. A branch is written once for all functions of x."""
+    if t.branches is None:
+        return _both(t, t.abs(x))
+    key = (t.builder, x)
+    if key not in t.branches:
+        t.branches[key] = _both(t, t.abs(x))
+    n, sine, cosine = t.branches[key]
+    return n, sine, cosine
+
+
+def _both(t: Terms, size: Value) -> tuple[Value, Value, Value]:
     if dtype_of(size.type) is f32:
         n, r = _reduce_f32(t, size)
         z = t.mul(r, r)
@@ -209,20 +281,20 @@ def _quarter(t: Terms, n: Value, sine: Value, cosine: Value) -> tuple[Value, Val
 
 
 def sin(t: Terms, x: Value) -> Value:
-    n, sine, cosine = _sine_and_cosine(t, t.abs(x))
+    n, sine, cosine = _sine_and_cosine(t, x)
     value, sign = _quarter(t, n, sine, cosine)
     own = t.bit_and(t.bits(x), _SIGN_32 if dtype_of(x.type) is f32 else _SIGN_64)
     return _flipped(t, value, t.xor(sign, own))
 
 
 def cos(t: Terms, x: Value) -> Value:
-    n, sine, cosine = _sine_and_cosine(t, t.abs(x))
+    n, sine, cosine = _sine_and_cosine(t, x)
     value, sign = _quarter(t, t.add(n, 1), sine, cosine)
     return _flipped(t, value, sign)
 
 
 def tan(t: Terms, x: Value) -> Value:
-    n, sine, cosine = _sine_and_cosine(t, t.abs(x))
+    n, sine, cosine = _sine_and_cosine(t, x)
     odd = t.ne(t.bit_and(n, 1), 0)
     value = t.div(t.select(odd, t.neg(cosine), sine), t.select(odd, sine, cosine))
     return _flipped(t, value, t.bit_and(t.bits(x), _SIGN_32 if dtype_of(x.type) is f32 else _SIGN_64))

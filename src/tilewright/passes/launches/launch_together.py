@@ -31,12 +31,12 @@ MOST_THREADS = 1 << 17
 """Of all kernels of one launch: what runs for long gains nothing."""
 MOST = 4
 """Kernels of one launch."""
-_APART = frozenset({
+APART = frozenset({
     "tensor_map", "mbarrier_init", "cluster_rank", "cluster_sync", "load_remote", "copy_remote", "named_barrier", "set_registers", "wgmma", "wgmma_registers",
     "raise_flag", "await_flag", "grid_sync", "grid_barrier", "grid_size", "print", "assert", "atomic", "accumulate", "dynamic_shared",
 })  # fmt: skip
 """What a kernel does that keeps it by itself: blocks or launches count for it."""
-_MARKS = frozenset({"schedule", "min_blocks", "early", "dependent", "parted", "precision", "reduce_extent", "packed_rows", "packed_units"})
+_MARKS = frozenset({"schedule", "min_blocks", "early", "dependent", "parted", "precision", "reduce_extent", "packed_rows", "packed_units", "phase", "phase_of"})
 """Attributes that a kernel of several can have."""
 
 
@@ -70,7 +70,7 @@ def _place(groups: Sequence[Sequence[KernelCall]], call: KernelCall, sizes: Mapp
 
 def _can_join(call: KernelCall) -> bool:
     kernel = call.kernel
-    apart = any(op.opcode in _APART or "tma" in op.opcode or "bulk" in op.opcode for op in walk(kernel.body))
+    apart = any(op.opcode in APART or "tma" in op.opcode or "bulk" in op.opcode for op in walk(kernel.body))
     return not (apart or call.loops or len(kernel.grid) != 1 or kernel.attrs.get("cluster", 1) != 1 or set(kernel.attrs) - _MARKS)
 
 
@@ -98,13 +98,23 @@ def _is_shared(op: Op) -> bool:
 def arrays_of(call: KernelCall) -> tuple[set[str], set[str]]:
     """The arrays that a call has to do with, and those that it writes. Nobody reads what index checks leave behind."""
     names = dict(zip(call.kernel.params, call.args, strict=True))
-    written = {v for op in walk(call.kernel.body) if OPS[op.opcode].effect not in ("pure", "read", "control", "barrier") for v in op.operands if v in names}
+    ops = list(walk(call.kernel.body))
+    # The copy engine is told of an array by its map.
+    maps = {op.results[0]: op.operands[0] for op in ops if op.opcode == "tensor_map"}
+    changing = [op for op in ops if OPS[op.opcode].effect not in ("pure", "read", "control", "barrier")]
+    stored = {maps[v] for op in changing if op.opcode == "tma_store" for v in op.operands if v in maps}
+    written = {v for op in changing for v in op.operands if v in names} | (stored & names.keys())
     touched = {n for p, n in names.items() if isinstance(p.type, Tensor)}
     return touched - {FAILURE}, {names[v] for v in written if isinstance(v.type, Tensor)} - {FAILURE}
 
 
 def _depend(first: KernelCall, second: KernelCall) -> bool:
     (touched, written), (others, changed) = arrays_of(first), arrays_of(second)
+    if first.kernel.attrs.get("phase_of", "") == second.kernel.attrs.get("phase_of"):
+        # Phases of one kernel write elements of their own.
+        both = written & changed
+        written, changed = written - both, changed - both
+        touched, others = touched - both, others - both
     return bool(written & others or touched & changed)
 
 

@@ -51,7 +51,7 @@ def one_pass_variance(kernel: Kernel, target: Target) -> Kernel:
     region = parallels[0].regions[0]
     pairs = _pairs(kernel, region)
     nest = nest_of(kernel) if pairs else None
-    if nest is None or nest.reduce_stride_one <= max(nest.stride_one, default=0):
+    if nest is None or not nest.reduces_along:
         return kernel
     if (nest.reduce_extent.constant or SHORT + 1) <= SHORT:
         return kernel

@@ -47,6 +47,11 @@ class PackedForm:
     """Whether weights have a minimum, which the sums of the activations are multiplied with."""
 
     @property
+    def positive(self) -> bool:
+        """Whether the numbers of pieces are never negative."""
+        return self.dtype.bits == 4 if self.dtype.scale else self.dtype.name in ("q4_0", "q4_1", "q4_k", "q6_k")
+
+    @property
     def has_sums(self) -> bool:
         """Whether the sums of activations are needed."""
         return bool(self.less) or self.minimum or self.dtype.zero_point
@@ -69,18 +74,18 @@ _FORMS = {
 class BlockBytes:
     """One block of one row: its bytes, and what they mean."""
 
-    def __init__(self, b: Builder, weights: Value, place: Sequence[Value], dtype: DType) -> None:
-        self.b, self.weights, self.at, self.dtype = b, weights, tuple(place), dtype
+    def __init__(self, b: Builder, weights: Value, place: Sequence[Value], dtype: DType, arm: bool = False) -> None:
+        self.b, self.weights, self.at, self.dtype, self.arm = b, weights, tuple(place), dtype, arm
         self.loaded: dict[tuple[int, int], Value] = {}
 
     # -- bytes --------------------------------------------------------------------------------------------------------
 
     def byte(self, offset: int) -> Value:
-        return self.b.op("load", self.weights, *self.at, self.b.index(offset))
+        return self.b.op("load", self.weights, *self.at, self.b.index(offset), anchored=True)
 
     def bytes(self, offset: int, count: int = BYTES) -> Value:
         if (offset, count) not in self.loaded:
-            self.loaded[offset, count] = self.b.op("load", self.weights, *self.at, self.b.index(offset), width=count, unaligned=True)
+            self.loaded[offset, count] = self.b.op("load", self.weights, *self.at, self.b.index(offset), width=count, unaligned=True, anchored=True)
         return self.loaded[offset, count]
 
     def word(self, offset: int, dtype: DType) -> Value:
@@ -156,10 +161,13 @@ class BlockBytes:
         return self._nibbles(4)
 
     def _fives(self, bits: int, offset: int) -> Iterator[Piece]:
+        return self.fives(self.b.op("not", self.bytes(bits)), 0, offset)  # more than the four that count: whole registers are cheaper
+
+    def fives(self, absent: Value, place: int, offset: int) -> Iterator[Piece]:
+        """Numbers of five bits less 16. The fifth bits, inverted, lie in a vec of bytes from `place` on."""
         b, packed = self.b, self.bytes(offset)
-        absent = b.op("not", self.bytes(bits))  # more than the four that count: whole registers are cheaper
         for half in range(2):
-            lanes = b.op("rearrange", absent, lanes=tuple(2 * half + lane // 8 for lane in range(BYTES)))
+            lanes = b.op("rearrange", absent, lanes=tuple(place + 2 * half + lane // 8 for lane in range(BYTES)))
             yield Piece(0, BYTES * half, self.with_fifth(packed, half, b.op("ne", b.op("and", lanes, self.bit_of_lane()), b.splat(0, lanes))))
 
     def bit_of_lane(self) -> Value:
@@ -206,11 +214,12 @@ class BlockBytes:
 
     def _q6_k(self, n: int, quarter: int, g: int) -> Piece:
         b, packed, upper = self.b, self.bytes(64 * n + 32 * (quarter % 2) + BYTES * g), self.bytes(128 + 32 * n + BYTES * g)
-        bits = self.logic("shr", upper, 2) if quarter % 2 else upper
-        if quarter < 2:
-            found = self.logic("and", b.op("or", self.logic("and", packed, 15), self.logic("shl", bits, 4)), 63)
-        else:
-            found = b.op("or", self.logic("shr", packed, 4), self.logic("and", bits, 48))
+        key = 128 + 32 * n + BYTES * g, 2 + quarter % 2
+        if key not in self.loaded:  # the bits of two quarters, each in its own half
+            self.loaded[key] = self.logic("and", self.logic("shr", upper, 2) if quarter % 2 else upper, 0x33)
+        bits = self.loaded[key]
+        low, parts = quarter < 2, (packed, bits) if quarter < 2 else (bits, packed)
+        found = b.op("join_halves", *parts, side="low" if low else "high", arm=True) if self.arm else b.op("join_halves", *parts, side="low" if low else "high")
         sub = 8 * n + 2 * quarter + g
         return Piece(sub, BYTES * sub, b.bitcast(found, i8))
 
@@ -223,6 +232,59 @@ class BlockBytes:
             yield Piece(0, dtype.block // 2 + BYTES * chunk, self.high(packed))
         else:
             yield Piece(0, BYTES * chunk, self.b.bitcast(self.logic("xor", packed, 0x80), i8))
+
+
+class FourBlocks:
+    """The blocks of four rows: their numbers, and their factors as one vec."""
+
+    def __init__(self, b: Builder, blocks: Sequence[BlockBytes]) -> None:
+        self.b, self.blocks = b, blocks
+
+    def pieces(self, chunk: int) -> list[list[Piece]]:
+        return [list(block.pieces(chunk)) for block in self.blocks]
+
+    def scale_bits(self) -> Value:
+        return self.b.op("pack", *(block.scale_bits() for block in self.blocks))
+
+    def minimum_bits(self) -> Value:
+        return self.b.op("pack", *(block.minimum_bits() for block in self.blocks))
+
+
+class FourFives(FourBlocks):
+    """Blocks of `q5_0` or `q5_1`: the first eight bytes of two blocks are one vec, from which fifth bits and factors are taken."""
+
+    HEAD = 8
+
+    def __init__(self, b: Builder, blocks: Sequence[BlockBytes]) -> None:
+        super().__init__(b, blocks)
+        self.arm = blocks[0].arm
+        heads = [block.bytes(0, self.HEAD) for block in blocks]
+        self.pairs = [b.op("rearrange", *heads[at : at + 2], lanes=tuple(range(2 * self.HEAD))) for at in (0, 2)]
+        self.bits = 2 if blocks[0].dtype.name == "q5_0" else 4
+
+    def pieces(self, chunk: int) -> list[list[Piece]]:
+        absent = [self.b.op("not", pair) for pair in self.pairs]
+        return [list(block.fives(absent[r // 2], self.HEAD * (r % 2) + self.bits, self.bits + 4)) for r, block in enumerate(self.blocks)]
+
+    def words(self, offset: int) -> Value:
+        """Two bytes of each head, as vec<u16, 4>."""
+        lanes = tuple(self.HEAD * r + offset + byte for r in range(4) for byte in range(2))
+        if self.arm:
+            # LLVM would take several instructions for it.
+            both = self.b.op("rearrange", *self.pairs, lanes=lanes + lanes, table=True)
+            return self.b.multi("split", self.b.op("as_lanes", both, dtype=u16))[0]
+        return self.b.op("as_lanes", self.b.op("rearrange", *self.pairs, lanes=lanes), dtype=u16)
+
+    def scale_bits(self) -> Value:
+        return self.words(0)
+
+    def minimum_bits(self) -> Value:
+        return self.words(2)
+
+
+def four_blocks(b: Builder, blocks: Sequence[BlockBytes]) -> FourBlocks:
+    """The blocks of four rows, as the format allows."""
+    return FourFives(b, blocks) if blocks[0].dtype.name in ("q5_0", "q5_1") else FourBlocks(b, blocks)
 
 
 def as_float(b: Builder, bits: Value) -> Value:

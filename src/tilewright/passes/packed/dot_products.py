@@ -19,6 +19,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.rewrite import use_counts
 from tilewright.ir.types import Scalar, Vec
+from tilewright.passes.common.dot_units import dot_unit
 
 _LANES = 4
 _BYTES = 16
@@ -28,13 +29,12 @@ def dot_products(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with dot products; the very same one where there are none."""
     if "dots" not in kernel.attrs or not target.triple.startswith("aarch64"):
         return kernel
-    has_sdot = "+dotprod" in target.cpu_features or target.cpu == "neoverse-n1"
-    return replace(kernel, body=_Dots(kernel, has_sdot).block(kernel.body, {}))
+    return replace(kernel, body=_Dots(kernel, dot_unit(target)).block(kernel.body, {}))
 
 
 class _Dots:
-    def __init__(self, kernel: Kernel, has_sdot: bool) -> None:
-        self.has_sdot = has_sdot
+    def __init__(self, kernel: Kernel, unit: str) -> None:
+        self.unit = unit
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.uses = use_counts(kernel.body)
 
@@ -108,7 +108,7 @@ class _LaneSums:
         assert isinstance(pieces[0][0].type, Vec)
         total = self.b.op("broadcast", self.b.const(0, i32), width=pieces[0][0].type.width // _LANES)
         for x, y in pieces:
-            total = self.b.op("dot_lanes", total, x, y, sdot=True) if self.dots.has_sdot else self.b.op("dot_lanes", total, x, y)
+            total = self.b.op("dot_lanes", total, x, y, unit=self.dots.unit) if self.dots.unit else self.b.op("dot_lanes", total, x, y)
         return total
 
     def linear(self, op: Op) -> tuple[Value, Value | None] | None:

@@ -21,9 +21,12 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops_lanes import packed_operands
 from tilewright.ir.rewrite import rewrite_block
 from tilewright.ir.types import Tensor
-from tilewright.passes.packed.block_dots import BYTES, BlockBytes, Piece, as_float, form_of
+from tilewright.passes.common.dot_units import dot_unit
+from tilewright.passes.packed.block_dots import BYTES, BlockBytes, FourBlocks, Piece, as_float, form_of, four_blocks
 
 LANES = 4
+SIDE_BY_SIDE = {"q6_k": 2, "q5_k": 2}
+"""Rows of four that are unpacked together, where not all of them."""
 LINE = 64
 """Bytes that a CPU fetches together."""
 
@@ -44,7 +47,8 @@ class _RowDots:
 
     def __init__(self, b: Builder, op: Op, target: Target) -> None:
         self.b, self.form = b, form_of(by_name(str(op.attrs["format"])))
-        self.has_sdot = "+dotprod" in target.cpu_features or target.cpu == "neoverse-n1"
+        self.arm = target.triple.startswith("aarch64")
+        self.unit = dot_unit(target)
         operands = packed_operands(op.operands, op.attrs)
         self.weights, self.numbers, self.scale, self.sums = operands.tensors
         self.rows, self.columns = operands.rows, operands.columns
@@ -73,7 +77,7 @@ class _BlockStep:
 
     def __init__(self, dots: _RowDots, b: Builder, index: Value) -> None:
         self.dots, self.b, self.form, self.index = dots, b, dots.form, index
-        self.blocks = [BlockBytes(b, dots.weights, (*row, index), self.form.dtype) for row in dots.rows]
+        self.blocks = [BlockBytes(b, dots.weights, (*row, index), self.form.dtype, dots.arm) for row in dots.rows]
         if len(dots.rows) == LANES:
             self.fetch_next()
 
@@ -121,9 +125,13 @@ class _BlockStep:
         return self.b.add(low, high)
 
     def dot(self, total: Value | None, numbers: Value, x: Value) -> Value:
-        b = self.b
+        b, unit = self.b, self.dots.unit
         start = total if total is not None else b.op("broadcast", b.const(0, i32), width=LANES)
-        return b.op("dot_lanes", start, numbers, x, sdot=True) if self.dots.has_sdot else b.op("dot_lanes", start, numbers, x)
+        if not unit:
+            return b.op("dot_lanes", start, numbers, x)
+        if unit != "sdot" and self.form.positive:
+            return b.op("dot_lanes", start, numbers, x, unit=unit, positive=True)
+        return b.op("dot_lanes", start, numbers, x, unit=unit)
 
     # -- one block ----------------------------------------------------------------------------------------------------
 
@@ -131,20 +139,21 @@ class _BlockStep:
         if self.form.subs > 1:
             return self.sub_blocks(sums)
         totals: dict[tuple[int, int], Value] = {}
+        four = four_blocks(self.b, self.blocks) if together else None
         for chunk in range(self.form.chunks):
-            pieces = [list(block.pieces(chunk)) for block in self.blocks]
+            pieces = four.pieces(chunk) if four else [list(block.pieces(chunk)) for block in self.blocks]
             for c in range(len(self.dots.columns)):
                 for number, first in enumerate(pieces[0]):
                     x = self.x(c, first.place)
                     for r in range(len(self.blocks)):
                         totals[r, c] = self.dot(totals.get((r, c)), pieces[r][number].numbers, x)
-        return self.rows_together(sums, totals) if together else self.rows_apart(sums, totals)
+        return self.rows_together(four, sums, totals) if four else self.rows_apart(sums, totals)
 
-    def rows_together(self, sums: list[Value], totals: dict[tuple[int, int], Value]) -> list[Value]:
+    def rows_together(self, four: FourBlocks, sums: list[Value], totals: dict[tuple[int, int], Value]) -> list[Value]:
         """Four rows: a lane of the sums for each."""
         b, form = self.b, self.form
-        factor = as_float(b, b.op("pack", *(block.scale_bits() for block in self.blocks)))
-        low = as_float(b, b.op("pack", *(block.minimum_bits() for block in self.blocks))) if form.minimum else None
+        factor = as_float(b, four.scale_bits())
+        low = as_float(b, four.minimum_bits()) if form.minimum else None
         zero = b.op("pack", *(block.zero_point() for block in self.blocks)) if form.dtype.zero_point else None
         found = []
         for c, before in enumerate(sums):
@@ -188,27 +197,31 @@ class _BlockStep:
         b, count = self.b, len(self.dots.columns)
         eights = self.form.subs // 8
         scales = [block.sub_scales() for block in self.blocks]
-        wide = [[self.steps(s, eight) for eight in range(eights)] for s, _ in scales]
         whole: dict[tuple[int, int], Value] = {}
+        # As many rows side by side as registers hold what is unpacked of them.
+        width = SIDE_BY_SIDE.get(self.form.dtype.name, len(self.blocks))
         for eight in range(eights):
-            running: dict[tuple[int, int, int], Value] = {}
-            joined: dict[tuple[int, int], list[Value]] = {}
-            for pair in range(4):
-                self.pair(eight, pair, running)
-                for r in range(len(self.blocks)):
-                    for c in range(count):
-                        joined.setdefault((r, c), []).append(self.pairs(running[r, c, 0], running[r, c, 1]))
-                        if pair % 2:
-                            term = b.mul(self.pairs(*joined[r, c][-2:]), wide[r][eight][pair // 2])
-                            whole[r, c] = term if (r, c) not in whole else b.add(whole[r, c], term)
+            for first in range(0, len(self.blocks), width):
+                rows = range(first, min(first + width, len(self.blocks)))
+                running: dict[tuple[int, int, int], Value] = {}
+                joined: dict[tuple[int, int], list[Value]] = {}
+                wide = {r: self.steps(scales[r][0], eight) for r in rows}
+                for pair in range(4):
+                    self.pair(eight, pair, rows, running)
+                    for r in rows:
+                        for c in range(count):
+                            joined.setdefault((r, c), []).append(self.pairs(running[r, c, 0], running[r, c, 1]))
+                            if pair % 2:
+                                term = b.mul(self.pairs(*joined[r, c][-2:]), wide[r][pair // 2])
+                                whole[r, c] = term if (r, c) not in whole else b.add(whole[r, c], term)
         return self.sub_blocks_scaled(sums, whole, scales)
 
-    def pair(self, eight: int, pair: int, running: dict[tuple[int, int, int], Value]) -> None:
+    def pair(self, eight: int, pair: int, rows: Sequence[int], running: dict[tuple[int, int, int], Value]) -> None:
         """Add two sub-blocks to the two running sums of each row and column."""
-        for pieces in zip(*(block.pair(eight, pair) for block in self.blocks), strict=True):
+        for pieces in zip(*(self.blocks[r].pair(eight, pair) for r in rows), strict=True):
             for c in range(len(self.dots.columns)):
                 x = self.x(c, pieces[0].place)
-                for r, piece in enumerate(pieces):
+                for r, piece in zip(rows, pieces, strict=True):
                     key = r, c, piece.sub % 2
                     running[key] = self.dot(running.get(key), piece.numbers, x)
 

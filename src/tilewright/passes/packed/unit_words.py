@@ -89,11 +89,12 @@ class PackedUnit:
         return value if factor == 1.0 else self.b.mul(value, self.b.const(factor, f32))
 
 
-def k_scales(unit: PackedUnit, head: Sequence[Value]) -> list[tuple[Value, Value]]:
-    """Of q4_k and q5_k, from the first four words of a block: scale and minimum of the two sub-blocks of the unit's quarter. Six bits each lie side by side."""
+def k_scales(unit: PackedUnit, head: Sequence[Value], quarter: Value | None = None) -> list[tuple[Value, Value]]:
+    """Of q4_k and q5_k, from the first four words of a block: scale and minimum of the two sub-blocks of a quarter, which is the unit where nothing else is said. Six bits each lie side by side."""
     b = unit.b
-    first = b.op("lt", unit.place, b.index(2))
-    shift = b.cast(b.mul(b.op("mod", unit.place, b.index(2)), b.index(16)), u32)
+    quarter = unit.place if quarter is None else quarter
+    first = b.op("lt", quarter, b.index(2))
+    shift = b.cast(b.mul(b.op("mod", quarter, b.index(2)), b.index(16)), u32)
     one, two, three = (b.op("shr", word, shift) for word in head[1:])
     scales = b.select(first, unit.mask(one, 0x3F3F), b.op("or", unit.mask(three, 0x0F0F), unit.mask(unit.shr(one, 2), 0x3030)))
     minima = b.select(first, unit.mask(two, 0x3F3F), b.op("or", unit.mask(unit.shr(three, 4), 0x0F0F), unit.mask(unit.shr(two, 2), 0x3030)))

@@ -126,7 +126,7 @@ def packed_units(kernel: Kernel, schedule: Gemv) -> Kernel:
         return kernel
     ways: dict[str, UnitFormat] = {}
     for term in terms.values():
-        way = matrix_format(term.format) if schedule.matrix else UNITS.get(term.format)
+        way = matrix_format(term.format) if schedule.matrix else plain_format(term.format, schedule.unit)
         if way is None or (way.lanes > 1 and way.lanes != schedule.lanes_n):
             raise UserError.at("TW005", f"{schedule.describe()}: rows of {term.format} are not walked so", kernel.span, _help(term.format))
         ways[term.format] = way
@@ -157,7 +157,7 @@ def packed_units(kernel: Kernel, schedule: Gemv) -> Kernel:
 
 
 def _help(name: str) -> str:
-    ways = (("matrix=1", matrix_format(name)), ("matrix=0", UNITS.get(name)))
+    ways = (("matrix=1", matrix_format(name)), ("matrix=0", UNITS.get(name)), ("matrix=0", FINE_UNITS.get(name)))
     return "possible: " + ", ".join(f"{text} lanes_n={way.lanes} unit={way.elements}" for text, way in ways if way is not None)
 
 
@@ -334,6 +334,84 @@ def _q6_k(unit: PackedUnit) -> Value:
     return b.mul(d, total)
 
 
+def _fine_q4_k(unit: PackedUnit) -> Value:
+    return _fine_quarter(unit, 4)
+
+
+def _fine_q5_k(unit: PackedUnit) -> Value:
+    return _fine_quarter(unit, 5)
+
+
+def _fine_quarter(unit: PackedUnit, bits: int) -> Value:
+    """8 elements: one word, whose low nibbles are four neighbours and whose high ones those 32 elements further on. Lanes read neighbours, of the row as of what it is multiplied with, and each
+    makes the scales of its own: what is best where there are few elements for each lane."""
+    b = unit.b
+    unit.split(32)
+    quarter, four = unit.digit(unit.place, 8, 0), unit.digit(unit.place, 1, 8)
+    x0 = b.add(b.add(b.mul(unit.block, b.index(256)), b.mul(quarter, b.index(64))), b.mul(four, b.index(4)))
+    word = unit.word(unit.place, 4 if bits == 4 else 12)
+    fives = [word, unit.shr(word, 4)]
+    if bits == 5:
+        above = b.op("shr", unit.word(four, 4), b.cast(b.mul(quarter, b.index(2)), u32))
+        fives = [b.op("or", unit.mask(low, 0x0F0F0F0F), unit.shl(unit.mask(unit.shr(above, side), 0x01010101), 4)) for side, low in enumerate(fives)]
+    head = [unit.word(None, j) for j in range(4)]
+    total: Value | None = None
+    for side, (scale, minimum) in enumerate(k_scales(unit, head, quarter)):
+        xs = [unit.x(x0, 32 * side + t) for t in range(4)]
+        own = b.sub(b.mul(scale, _bytes(unit, fives[side], bits, 0, xs)), b.mul(minimum, _plus(b, xs)))
+        total = own if total is None else b.add(total, own)
+    assert total is not None
+    return total
+
+
+def _bytes(unit: PackedUnit, word: Value, bits: int, less: int, xs: Sequence[Value]) -> Value:
+    """The last bits of each byte of a word, less a number, times the four factors."""
+    sums, moved = _Sums(unit), unit.shr(word, 16)
+    for (shift, down), x in zip(_LOW, xs, strict=True):
+        sums.add(shift, unit.float_of(moved if down else word, ((1 << bits) - 1) << shift, less << shift), x)
+    return sums.total()
+
+
+def _thirty_two(unit: PackedUnit, bits: int, minimum: bool) -> Value:
+    """8 elements of q4_1, q5_0, q5_1: the low nibbles of four bytes, and 16 elements further on the high ones; fifth bits lie side by side."""
+    b = unit.b
+    unit.split(4)
+    x0 = b.add(b.mul(unit.block, b.index(32)), b.mul(unit.place, b.index(4)))
+    head = unit.word(None, 0)
+    if minimum:
+        word, above = unit.word(unit.place, 1 + (bits == 5)), unit.word(None, 1) if bits == 5 else None
+    else:
+        base, at = b.mul(unit.place, b.index(2)), 1 + 2 * (bits == 5)
+        word = unit.joined(unit.word(base, at), unit.word(base, at + 1))
+        above = unit.joined(unit.word(None, 1), unit.word(None, 2)) if bits == 5 else None
+    total: Value | None = None
+    factors: list[Value] = []
+    for side in (0, 1):
+        low = unit.shr(word, 4) if side else word
+        if above is not None:
+            four = unit.mask(b.op("shr", above, b.cast(unit.at((unit.place, 4)) if not side else b.add(unit.at((unit.place, 4)), b.index(16)), u32)), 15)
+            # Four bits become the same bit of four bytes.
+            spread = unit.mask(b.mul(four, b.const(0x00204081 << 4, u32)), 0x10101010)
+            low = b.op("or", unit.mask(low, 0x0F0F0F0F), spread)
+        xs = [unit.x(x0, 16 * side + t) for t in range(4)]
+        factors += xs
+        own = _bytes(unit, low, bits, 0 if minimum else 1 << bits - 1, xs)
+        total = own if total is None else b.add(total, own)
+    assert total is not None
+    scaled = b.mul(unit.half(head), total)
+    return b.fma(unit.half(unit.shr(head, 16)), _plus(b, factors), scaled) if minimum else scaled
+
+
+def plain_format(name: str, elements: int) -> UnitFormat | None:
+    """How a format is walked in units of so many elements by plain arithmetic; None where it is not."""
+    return next((way for way in (UNITS.get(name), FINE_UNITS.get(name)) if way is not None and way.elements == elements), None)
+
+
+FINE_UNITS: dict[str, UnitFormat] = {
+    "q4_k": UnitFormat(u32, 8, _fine_q4_k), "q5_k": UnitFormat(u32, 8, _fine_q5_k), "q5_0": UnitFormat(u16, 8, lambda unit: _thirty_two(unit, 5, False)),
+    "q4_1": UnitFormat(u32, 8, lambda unit: _thirty_two(unit, 4, True)), "q5_1": UnitFormat(u32, 8, lambda unit: _thirty_two(unit, 5, True)),
+}  # fmt: skip
+"""Units of products with few elements for each lane, where those of `UNITS` are too large, or are for matrix instructions alone."""
 UNITS: dict[str, UnitFormat] = {
     "q4_k": UnitFormat(u32, 64, _q4_k, whole=True), "q8_0": UnitFormat(u16, 8, _q8_0, whole=True), "q4_0": UnitFormat(u16, 8, _q4_0), "q6_k": UnitFormat(u16, 16, _q6_k),
 }  # fmt: skip

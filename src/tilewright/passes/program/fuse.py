@@ -32,6 +32,8 @@ from tilewright.passes.program.fuse_limits import needed_of, over_registers
 
 CHEAP = 12
 """Ops of a map that may be computed again for every use in a sum."""
+MOST_REPEATED = 48
+"""Ops of a map that may be computed again for all places where one result of its reader loads it, as a window of neighbours does."""
 
 
 @record
@@ -478,6 +480,10 @@ def _inlined(pair: _FusedPair) -> Program:
     moved = any("packed" in op.attrs and pair.store.operands[-1] in op.results for op in element)
     if not moved and (heavy or work > CHEAP) and any(_repeats(pair, load) for load in pair.loads):
         raise _NotFused(f"!every element would be computed many times over ({work} operations)")
+    places = len({tuple(map(id, pair.indices(load))) for load in pair.loads})
+    steps = work + sum(op.opcode == "load" for op in element)
+    if not moved and places > 1 and places * steps > MOST_REPEATED:
+        raise _NotFused(f"!every element would be computed {places} times over ({steps} operations each)")
     names = names_of(pair.calls[pair.first])
     consumer = pair.calls[pair.second]
     values = {name: param for param, name in names_of(consumer).items()}

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.analysis import ranges
 from tilewright.analysis.guard_safety import is_safe_without
 from tilewright.base.record import record
-from tilewright.base.sizes import ZERO, Size
+from tilewright.base.sizes import ZERO, Size, maximum
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of, tensor
@@ -105,7 +106,7 @@ def _find(kernel: Kernel) -> _Window | None:
             others = [o for o in walk(guarded.regions[0]) if o.opcode == "load" and o is not op]
             if not all(is_safe_without(o, guarded.operands[0], made, known) for o in others):
                 continue
-            window = _window(reduction, guarded, op, tests, made, known)
+            window = _window(reduction, guarded, op, tests, made, known, kernel.attrs)
             if window is not None:
                 return window
     return None
@@ -120,7 +121,7 @@ def _tests(condition: Value, made: dict[Value, Op]) -> list[Op]:
 
 
 def _window(
-    reduction: Op, guarded: Op, load: Op, tests: list[Op], made: dict[Value, Op], known: dict[Value, ranges.Range]
+    reduction: Op, guarded: Op, load: Op, tests: list[Op], made: dict[Value, Op], known: dict[Value, ranges.Range], attrs: Attrs
 ) -> _Window | None:
     """The padded ranges, when every test is a bound of one of the load's own indices."""
     memory = load.operands[0].type
@@ -136,9 +137,12 @@ def _window(
         reach = known.get(indices[axis])
         if bound is None or bound.low != wanted or bound.high != wanted or reach is None:
             return None
-        if not ranges.surely_not_negative(-reach.low):
-            return None
-        low[axis], size[axis] = reach.low, reach.high - reach.low + 1
+        first = reach.low
+        if not ranges.surely_not_negative(-first):
+            if "phase" not in attrs:
+                return None
+            first = -maximum(ZERO, -first)  # a phase may have no terms before the first element, or none at all
+        low[axis], size[axis] = first, reach.high - first + 1
     return _Window(reduction, guarded, load, tuple(low), tuple(size)) if tests else None
 
 
@@ -173,7 +177,9 @@ def _copy_kernel(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
 
     rows = [*window.size[:-2], window.size[-2] + 1] if window.flat else window.size[:-1]
     b.parallel([b.index(e) for e in rows], body)
-    return Kernel(f"{kernel.name}.pad", Stage.LOOP, (memory, padded), Block((), tuple(b.ops)), facts=kernel.facts, span=kernel.span)
+    phases = kernel.attrs.get("phase_of")
+    attrs = MappingProxyType({"phase_of": f"{phases}.pad"} if phases else {})
+    return Kernel(f"{kernel.name}.pad", Stage.LOOP, (memory, padded), Block((), tuple(b.ops)), facts=kernel.facts, attrs=attrs, span=kernel.span)
 
 
 def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:

@@ -4,7 +4,8 @@ In: a program and the schedules of its contractions. Where one says `a_copy = pa
 computed from, is first written to scratch as a dense array [batch, rows, sums, k], its rows padded with zeros to whole 16 bytes. Out: the
 program with a kernel that packs before the contraction, whose factor is now a plain load. Packing reads and writes the operand once; what
 it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round. Plain multiply-adds read
-rows that run across the sum, so for these the pack is [batch, sums, k, rows], as it is.
+rows that run across the sum, so for these the pack is [batch, sums, k, rows]; so it is for warp-group instructions on elements of two bytes whose rows run across the sum
+already: these read either, and copying is faster than turning.
 
     parallel m, n { acc = reduce k { yield f(x[i, k]) * w[k, j] }; … }
     -> parallel m, kk { store x.pack[i, kk] = kk < k ? f(x[i, kk]) : 0 }
@@ -13,7 +14,7 @@ rows that run across the sum, so for these the pack is [batch, sums, k, rows], a
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -25,7 +26,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, tensor
-from tilewright.passes.schedules.matrix import Fma, GpuProduct
+from tilewright.passes.schedules.matrix import Fma, GpuProduct, Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
 
 
@@ -36,7 +37,7 @@ def repack(program: Program, plans: Plans) -> tuple[Program, Plans]:
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
         if isinstance(schedule, GpuProduct) and "pack" in (schedule.a_copy, schedule.b_copy):
-            extra, call, arrays = _Packing(call, schedule).run(len(scratch))
+            extra, call, arrays = Packing(call, schedule).run(len(scratch))
             calls += extra
             schedules += [None] * len(extra)
             scratch += arrays
@@ -51,7 +52,9 @@ def packable(found: Contraction, factor: Factor, inner: int) -> bool:
     return len(side) == 1 and (len(found.k) == 1 or inner >= 0)
 
 
-class _Packing:
+class Packing:
+    """The kernels of one call whose factors are packed."""
+
     def __init__(self, call: KernelCall, schedule: GpuProduct) -> None:
         found = find_contraction(call.kernel)
         if found is None:
@@ -65,8 +68,18 @@ class _Packing:
         inner = schedule.inner if len(found.k) > 1 else 0
         self.sums = [p for p in range(len(found.k)) if p != inner] + [inner]
         """The summed indices, the one that steps walk last."""
-        self.turned = isinstance(schedule, Fma)
-        """Rows of packs run across the sum."""
+        self.by_engine = isinstance(schedule, Wgmma)
+        extents = (schedule.n, schedule.m) if schedule.swap_ab else (schedule.m, schedule.n)
+        self.turned = {id(f): isinstance(schedule, Fma) or self._stays(schedule, f, e) for f, e in zip((found.a, found.b), extents, strict=True)}
+        """Whether rows of a factor's pack run across the sum."""
+
+    def _stays(self, schedule: GpuProduct, factor: Factor, extent: int) -> bool:
+        """Whether a factor of warp-group instructions runs across the sum and stays so: tiles have whole blocks of 128 bytes of it."""
+        if not isinstance(schedule, Wgmma) or factor.load is None or factor.dtype.itemsize != 2 or extent * 2 // schedule.cluster % 128:
+            return False
+        last = self.found.access(factor)[-1]
+        row = self.found.indices[self._side(factor)[-1]]
+        return row in last.values and not any(k in last.values for k in self.found.k)
 
     def run(self, number: int) -> tuple[list[KernelCall], KernelCall, list[ProgramArray]]:
         names = dict(zip(self.kernel.params, self.call.args, strict=True))
@@ -100,7 +113,7 @@ class _Packing:
         *outer, last = (found.reduce_extents[p] for p in self.sums)
         padded = ceildiv(last, Size.of(step)) * step
         *batch, rows = (found.extents[p] for p in self._positions(factor))
-        if self.turned:
+        if self.turned[id(factor)]:
             wide = ceildiv(rows, Size.of(step)) * step
             return Value(tensor(factor.dtype, product(batch), product(outer), last, wide, align=16), name)
         return Value(tensor(factor.dtype, product(batch), rows, product(outer), padded, align=16), name)
@@ -121,7 +134,7 @@ class _Packing:
             together([found.indices[p] for p in batch], [found.extents[p] for p in batch]), local[found.indices[row]],
             together([found.k[p] for p in outer], [found.reduce_extents[p] for p in outer]), local[found.k[inner]],
         ]  # fmt: skip
-        return [places[0], *places[2:], places[1]] if self.turned else places
+        return [places[0], *places[2:], places[1]] if self.turned[id(factor)] else places
 
     def _packing_kernel(self, factor: Factor, pack: Value) -> Kernel:
         found = self.found
@@ -131,8 +144,12 @@ class _Packing:
         clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
         assert isinstance(pack.type, Tensor)
 
+        turned = self.turned[id(factor)]
+        # The copy engine reads the padding of rows, too; threads do not.
+        wide = pack.type.shape[-1] if turned and self.by_engine else None
+
         def body(inner: Builder, *indices: Value) -> list[Value]:
-            if self.turned:
+            if turned:
                 # The last index is the one along which the pack is written.
                 indices = (*indices[: len(positions) - 1], indices[-1], *indices[len(positions) - 1 : -1])
             own, sums = indices[: len(positions)], indices[len(positions) :]
@@ -140,28 +157,36 @@ class _Packing:
             local |= dict(zip((found.k[p] for p in self.sums), sums, strict=True))
             zero = inner.const(0, factor.dtype)
             inside = inner.op("lt", sums[-1], inner.index(found.reduce_extents[self.sums[-1]]))
-            if factor.guard is not None:
-                self._clone(inner, [factor.guard], local)
-                inside = inner.logical_and(inside, local[factor.guard])
-
-            def value(deep: Builder) -> list[Value]:
-                inside_local = dict(local)
-                self._clone(deep, [factor.value], inside_local)
-                return [inside_local[factor.value]]
-
-            (result,) = inner.if_(inside, value, lambda deep: [zero])
+            if wide is not None:
+                inside = inner.op("lt", own[-1], inner.index(found.extents[positions[-1]]))
+            result = self._element(inner, factor, local, inside, lambda deep: zero)
             inner.multi("store", pack, *self._where(inner, factor, local), result)
             return []
 
         names = [*(found.indices[p].name for p in positions), *(found.k[p].name for p in self.sums)]
-        last = found.reduce_extents[self.sums[-1]] if self.turned else pack.type.shape[-1]
+        last = found.reduce_extents[self.sums[-1]] if turned else pack.type.shape[-1]
         extents = [*(found.extents[p] for p in positions), *(found.reduce_extents[p] for p in self.sums[:-1]), last]
-        if self.turned:
+        if turned:
             row = len(positions) - 1
+            extents[row] = wide if wide is not None else extents[row]
             names, extents = ([*x[:row], *x[row + 1 :], x[row]] for x in (names, extents))
         with b.at(found.reduction.span):
             b.parallel([b.index(extent) for extent in extents], body, names)
         return self._finished(f"{self.kernel.name}.pack", b, [pack])
+
+    def _element(self, b: Builder, factor: Factor, local: dict[Value, Value], inside: Value, nothing: Callable[[Builder], Value]) -> Value:
+        """A factor's element where it is inside, and where its guard lets it be read."""
+        if factor.guard is not None:
+            self._clone(b, [factor.guard], local)
+            inside = b.logical_and(inside, local[factor.guard])
+
+        def value(deep: Builder) -> list[Value]:
+            inside_local = dict(local)
+            self._clone(deep, [factor.value], inside_local)
+            return [inside_local[factor.value]]
+
+        (found,) = b.if_(inside, value, lambda deep: [nothing(deep)])
+        return found
 
     def _main_kernel(self, packs: dict[int, Value]) -> Kernel:
         found = self.found

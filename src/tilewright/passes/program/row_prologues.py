@@ -39,7 +39,7 @@ MOST_WORK = 16
 """Operations on an element that a product may do again for every few rows of its weight."""
 
 
-class _NotRows(Exception):
+class NotRows(Exception):
     """These rows stay a kernel of their own; the text says why."""
 
 
@@ -63,11 +63,13 @@ def with_prologues(program: Program, plans: Plans) -> tuple[Program, Plans, tupl
             continue
         spans = call.kernel.span, program.calls[readers[0]].kernel.span
         try:
-            rows = _Rows(program, number, readers, plans)
+            rows = MadeRows(program, number, readers)
+            if any(_units(plans, n) > 1 for n in readers):
+                raise NotRows(f"packed weights are multiplied with '{rows.array}' as it lies in memory")
             calls = list(program.calls)
             for reader in readers:
                 calls[reader] = rows.inside(calls[reader])
-        except _NotRows as no:
+        except NotRows as no:
             if str(no):
                 refused.append(Refused(arrays[0], *spans, str(no)))
             number += 1
@@ -94,57 +96,55 @@ def with_rows(report: FusionReport, program: Program, plans: Plans) -> FusionRep
     return FusionReport((*report.fused, *fused), (*kept, *refused), report.before, len(made.calls))
 
 
-class _Rows:
+class MadeRows:
     """A kernel that makes an array row by row: reductions of the row, then one loop that writes its elements."""
 
-    def __init__(self, program: Program, number: int, readers: Sequence[int], plans: Plans) -> None:
+    def __init__(self, program: Program, number: int, readers: Sequence[int]) -> None:
         self.program, self.call = program, program.calls[number]
         kernel = self.call.kernel
         nests = [op for op in kernel.body.ops if op.opcode == "parallel"]
         stores = [op for op in walk(kernel.body) if OPS[op.opcode].effect == "write"]
         if len(nests) != 1 or len(stores) != 1 or stores[0].opcode != "store":
-            raise _NotRows("")
+            raise NotRows("")
         self.parallel, self.store = nests[0], stores[0]
         self.array = names_of(self.call)[self.store.operands[0]]
         self.region = self.parallel.regions[0]
         self.head = [op for op in kernel.body.ops if op is not self.parallel]
         sweeps = [op for op in self.region.ops if op.opcode == "for" and self.store in op.regions[0].ops]
         if len(sweeps) != 1 or not sweeps[0].attrs.get("independent") or len(sweeps[0].operands) != 3:
-            raise _NotRows("")
+            raise NotRows("")
         (self.sweep,) = sweeps
         if any(op.opcode in ("for", "while", "if") for op in self.region.ops if op is not self.sweep):
-            raise _NotRows("")
-        self.check(number, readers, plans)
+            raise NotRows("")
+        self.check(number, readers)
 
-    def check(self, number: int, readers: Sequence[int], plans: Plans) -> None:
+    def check(self, number: int, readers: Sequence[int]) -> None:
         program, type_ = self.program, self.program.array(self.array).type
         if all(a.name != self.array for a in program.scratch):
-            raise _NotRows(f"'{self.array}' is a result, so it is written anyway")
+            raise NotRows(f"'{self.array}' is a result, so it is written anyway")
         if self.call.loops or any(program.calls[n].loops for n in readers):
-            raise _NotRows("calls of an ordered loop stay apart")
-        if any(_units(plans, n) > 1 for n in readers):
-            raise _NotRows(f"the rows of '{self.array}' are laid out for packed weights")
+            raise NotRows("calls of an ordered loop stay apart")
         reads = read_by(self.call)
         for n in range(number + 1, readers[-1] + 1):
             if changed := reads & set(written_by(program.calls[n])):
-                raise _NotRows(f"'{min(changed)}' is written between the two")
+                raise NotRows(f"'{min(changed)}' is written between the two")
         indices = self.store.operands[1 : 1 + type_.rank]
         self.index = self.sweep.regions[0].args[0]
         if len(indices) != type_.rank or {*indices} != {self.index, *self.region.args} or len(indices) != len(self.region.args) + 1:
-            raise _NotRows(f"'{self.array}' is not written at the loops' own indices")
+            raise NotRows(f"'{self.array}' is not written at the loops' own indices")
         self.axis = indices.index(self.index)
         forms = analyse(self.call.kernel)
         low, high, step = (forms[v].constant if not forms[v].factors else None for v in self.sweep.operands)
         if (low, high, step) != (ZERO, type_.shape[self.axis], ONE):
-            raise _NotRows(f"the loop does not walk all of '{self.array}'")
+            raise NotRows(f"the loop does not walk all of '{self.array}'")
         self.rows = [next(i for i, v in enumerate(indices) if v is arg) for arg in self.region.args]
         """For each of its indices, the axis of the array."""
         self.element = [op for op in self.sweep.regions[0].ops[:-1] if op is not self.store]
         if any(has_effects(op) or op.regions for op in self.element):
-            raise _NotRows("the loop that makes it has loops inside, or writes other things too")
+            raise NotRows("the loop that makes it has loops inside, or writes other things too")
         work = sum(1 for op in self.element if op.opcode not in ("const", "size", "cast", "load"))
         if work > MOST_WORK or any(OPS[op.opcode].group == "function" for op in self.element):
-            raise _NotRows(f"every element would be computed many times over ({work} operations)")
+            raise NotRows(f"every element would be computed many times over ({work} operations)")
 
     def inside(self, call: KernelCall) -> KernelCall:
         """A reader with the rows computed in it."""
@@ -157,7 +157,7 @@ class _Rows:
         outer = {*nest.regions[0].args, *(r for op in kernel.body.ops for r in op.results)}
         wanted = [tuple(load.operands[1 + axis] for axis in self.rows) for load in loads]
         if any(w != wanted[0] for w in wanted) or any(v not in outer for v in wanted[0]) or any(len(load.operands) != 1 + rank for load in loads):
-            raise _NotRows(f"'{self.array}' is needed in other rows than where it is made")
+            raise NotRows(f"'{self.array}' is needed in other rows than where it is made")
         mapping: dict[Value, Value] = {}
         for param, name in names_of(self.call).items():
             if name != self.array:

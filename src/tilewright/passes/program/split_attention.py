@@ -44,6 +44,8 @@ SHORTEST = 256
 """Keys of a part, at least, on a CPU."""
 SUM_COLUMNS, SUM_VECTOR = 32, 4
 """Columns that a block of a GPU adds up, and those of one thread."""
+SUM_LANES = 2
+"""Threads beside each other, at least: their columns are whole sectors of memory."""
 SUM_ROWS = 32
 """Parts that a block reads side by side."""
 SUM_FEW = 8
@@ -59,7 +61,7 @@ def split_attention(program: Program, plans: Plans, target: Target, hints: Mappi
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
         if schedule is None and target.simt and not call.varies and (form := _loops_form(call.kernel, hints)) is not None:
-            parts = _Parts(form, _loop_splits(form, target, hints), LOOP_STEP, len(scratch))
+            parts = _Parts(form, _loop_splits(form, target, hints), LOOP_STEP, len(scratch), target.simt)
             scores = Value(tensor(f32, *parts.outer, form.found.keys, form.found.extents[form.found.row], align=16), f"{call.kernel.name}.scores{len(scratch)}")
             arrays = [*parts.partials, scores]
             scratch += [ProgramArray(p.name, tensor_of(p), "scratch") for p in arrays]
@@ -75,7 +77,7 @@ def split_attention(program: Program, plans: Plans, target: Target, hints: Mappi
         form = find_split(call.kernel)
         if form is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is no attention that can be cut", call.kernel.span)
-        parts = _Parts(form, _splits(form, schedule), schedule.n, len(scratch))
+        parts = _Parts(form, _splits(form, schedule), schedule.n, len(scratch), target.simt)
         scratch += [ProgramArray(p.name, tensor_of(p), "scratch") for p in parts.partials]
         names = dict(zip(call.kernel.params, call.args, strict=True)) | {p: p.name for p in parts.partials}
         if form.watched:
@@ -85,7 +87,7 @@ def split_attention(program: Program, plans: Plans, target: Target, hints: Mappi
             kernel = parts.check(flags)
             calls.append(KernelCall(kernel, tuple(names[p] for p in kernel.params), call.loops))
             schedules.append(None)
-        for kernel, own in ((parts.first(), replace(schedule, splits=0)), (parts.second(), parts.sum_schedule(target))):
+        for kernel, own in ((parts.first(), replace(schedule, splits=0)), (parts.second(), parts.sum_schedule(target, hints))):
             calls.append(KernelCall(kernel, tuple(names[p] for p in kernel.params), call.loops))
             schedules.append(own)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
@@ -121,7 +123,8 @@ def _loop_splits(form: SplitForm, target: Target, hints: Mapping[str, int]) -> S
 class _Parts:
     """What is made of one kernel: `partials` are the maximum, the sum and the weighted sum of each part."""
 
-    def __init__(self, form: SplitForm, splits: Size, step: int, number: int) -> None:
+    def __init__(self, form: SplitForm, splits: Size, step: int, number: int, simt: bool) -> None:
+        self.simt = simt
         self.form, self.found, self.kernel = form, form.found, form.kernel
         self.splits, self.step = splits, step
         found = self.found
@@ -425,15 +428,19 @@ class _Parts:
             b.parallel(extents, body, names)
         return self._finished(self.kernel.name, b, early=True, sums_parts=True)
 
-    def sum_schedule(self, target: Target) -> Plan:
-        """How a GPU adds up the parts: a block has a few columns of a row, with lanes and warps down the parts, all of which are on their way at once.
-        None where any schedule will do."""
+    def sum_schedule(self, target: Target, hints: Mapping[str, int]) -> Plan:
+        """How a GPU adds up the parts: a block has a few columns of a row, with lanes and warps down the parts, all of which are on their way at once. The fewer rows there are, the fewer columns it has:
+        warps that meet take longer than what they read. None where any schedule will do."""
         splits, columns = self.splits.constant, self.found.column_extent.constant
         if not target.simt or not self._flat or splits is None or splits < 2 or columns is None or columns % SUM_VECTOR:
             return None
         step = 1 << splits.bit_length()  # more than there are: a step that is not full has no loop around it
         rows = min(step, SUM_ROWS if step <= 2 * SUM_ROWS else 2 * SUM_ROWS)
         lanes = (4 if splits < SUM_FEW and columns >= 4 * SUM_COLUMNS else 1) * SUM_COLUMNS // SUM_VECTOR
+        count = product(tuple(self.found.extents[p] for p in self._kept))
+        blocks = count.evaluate(hints) * -(-columns // (lanes * SUM_VECTOR)) if count.names <= hints.keys() else target.multiprocessors
+        while lanes > SUM_LANES and 2 * blocks <= target.multiprocessors:
+            lanes, blocks = lanes // 2, 2 * blocks
         rows = max(1, min(rows, target.max_threads // lanes), target.warp_size // lanes)
         rank = len(self._kept) + 1
         return Schedule((*(1,) * (rank - 1), lanes * SUM_VECTOR), max(step, rows), SUM_VECTOR, vector_index=rank - 1, threads=lanes * rows)
@@ -446,9 +453,9 @@ class _Parts:
 
     @property
     def _flat(self) -> bool:
-        """Whether the columns are results of their own: nothing is stored beside them, and what is the same for all of them is little."""
+        """Whether the columns are results of their own: threads are many, nothing is stored beside them, and what is the same for all of them is little."""
         found = self.found
-        return found.loop is not None and not any(has_effects(op) for op in found.parallel.regions[0].ops if op is not found.loop and op.opcode != "yield")
+        return self.simt and found.loop is not None and not any(has_effects(op) for op in found.parallel.regions[0].ops if op is not found.loop and op.opcode != "yield")
 
     def _sums(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value]) -> None:
         found = self.found

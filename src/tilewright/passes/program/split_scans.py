@@ -11,28 +11,29 @@ element. Sits after split_reductions, before schedules are chosen; the parts are
        parallel %p (%r) { store before[r, 0], %s0; for 1, %parts, 1, %s0 (%k, %s) { %t = add %s, total[r, k-1]; store before[r, k], %t; yield %t } }
        parallel %p, %parts (%r, %k) { for 0, %n/%parts, 1, before[r, k] (%j, %s) { … as before, of turn begin(k) + j … }; one more turn of the longer parts }
 
+On a GPU the threads of a block walk a line together where memory lies along it (`rows/scan_rows`): only lines that are few are cut then.
+
 Sums of floats are added in another order, which depends on sizes and target only: the same call gives the same bits on every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.affine import Affine, address, analyse
-from tilewright.analysis.loop_nest import Nest, nest_of
+from tilewright.analysis.affine import address
+from tilewright.analysis.loop_nest import Nest
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
-from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
+from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of, tensor
+from tilewright.passes.common.scan_loops import ScanLoop, find_scans, guarded_terms, nothing, scanned_by_blocks
 from tilewright.passes.schedules.plans import Plan, Plans
-
-_KINDS = ("add", "mul", "min", "max")
 
 
 def split_scans(program: Program, plans: Plans, target: Target, hints: Mapping[str, int]) -> tuple[Program, Plans]:
@@ -41,12 +42,13 @@ def split_scans(program: Program, plans: Plans, target: Target, hints: Mapping[s
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        scan = _plan(call.kernel, target, hints) if schedule is None and not call.varies else None
-        if scan is None:
-            calls.append(call)
+        plain = replace(call, kernel=guarded_terms(call.kernel)) if schedule is None and not call.varies else None
+        scan = _plan(plain.kernel, target, hints) if plain is not None else None
+        if scan is None or plain is None:
+            calls.append(plain if plain is not None and scanned_by_blocks(plain.kernel, target, hints) is not None else call)
             schedules.append(schedule)
             continue
-        parts, arrays = _split(call, scan, len(scratch))
+        parts, arrays = _split(plain, scan, len(scratch))
         calls += parts
         schedules += [None] * len(parts)
         scratch += arrays
@@ -54,8 +56,9 @@ def split_scans(program: Program, plans: Plans, target: Target, hints: Mapping[s
 
 
 def would_split_scan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> bool:
-    """Whether a kernel's loop is cut into parts."""
-    return _plan(kernel, target, hints) is not None
+    """Whether a kernel's loop is cut into parts, or the threads of a block walk it together."""
+    plain = guarded_terms(kernel)
+    return scanned_by_blocks(plain, target, hints) is not None or _plan(plain, target, hints) is not None
 
 
 @record
@@ -72,6 +75,8 @@ class _CutScan:
     parts: Size
     crosswise: bool
     """Whether neighbours in memory belong to different lines: then parts come first, and lines stay neighbours."""
+    by_blocks: bool = False
+    """Whether the threads of a block scan a part together."""
 
     def at(self, part: Value, indices: Sequence[Value]) -> tuple[Value, ...]:
         """Where what belongs to a part of a line lies."""
@@ -91,109 +96,51 @@ class _CutScan:
 
 
 def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _CutScan | None:
-    if not any(op.opcode == "parallel" for op in kernel.body.ops):
+    """How a scan is cut, if it is."""
+    scan = find_scans(kernel)
+    if scan is None or len(scan.scans) != 1 or not _stands_alone(kernel, scan):
         return None
-    nest = nest_of(kernel)
-    loop = _only_loop(nest.parallel.regions[0])
-    if loop is None or not _is_apart(kernel, loop):
+    nest, loop, forms, own = scan.nest, scan.loop, scan.forms, scan.scans[0]
+    low, high = (forms[v] for v in loop.operands[:2])
+    if low.factors or high.factors:
         return None
-    forms = analyse(kernel)
-    low, high, step = (forms[v] for v in loop.operands[:3])
-    if any(f.factors for f in (low, high, step)) or step.constant != ONE or not _writes_apart(loop, forms):
-        return None
-    found = _term(loop)
-    if found is None:
-        return None
-    kind, term, needed = found
     extent = high.constant - low.constant
     accesses = [op for op in walk(loop.regions[0]) if op.opcode in ("load", "store")]
     crosswise = any(address(op, forms).factor(index) == ONE for op in accesses for index in nest.parallel.regions[0].args)
-    parts = _parts(nest, extent, target, hints, crosswise)
-    return None if parts is None else _CutScan(nest, loop, kind, term, needed, low.constant, extent, parts, crosswise)
+    by_blocks = scanned_by_blocks(kernel, target, hints) is not None
+    parts = _parts(nest, extent, target, hints, crosswise and not by_blocks, by_blocks)
+    return None if parts is None else _CutScan(nest, loop, own.kind, own.term, own.slice, low.constant, extent, parts, crosswise and not by_blocks, by_blocks)
 
 
-def _only_loop(region: Block) -> Op | None:
-    """The one loop of a kernel that carries a value which nobody wants afterwards; beside it nothing is written."""
-    loops = [op for op in region.ops if op.opcode == "for"]
-    others = [op for op in region.ops if op.opcode not in ("for", "yield")]
-    if len(loops) != 1 or len(loops[0].operands) != 4 or any(op.regions or has_effects(op) for op in others):
-        return None
-    (result,) = loops[0].results
-    return None if any(result in op.operands for op in region.ops) else loops[0]
-
-
-def _is_apart(kernel: Kernel, loop: Op) -> bool:
-    """Whether the loop's body only reads what the kernel does not write, and has no loops of its own."""
-    inside = list(walk(loop.regions[0]))
-    if any(op.opcode in ("for", "while", "reduce") or (has_effects(op) and op.opcode not in ("store", "yield", "if")) for op in inside):
+def _stands_alone(kernel: Kernel, scan: ScanLoop) -> bool:
+    """Whether nobody wants what the loop carries afterwards, nothing is written beside it, and nothing that is written is read."""
+    region = scan.nest.parallel.regions[0]
+    if any(result in op.operands for op in region.ops for result in scan.loop.results) or any(op.opcode == "store" for op in region.ops):
         return False
     written = {op.operands[0] for op in walk(kernel.body) if op.opcode == "store"}
     return not any(op.opcode == "load" and op.operands[0] in written for op in walk(kernel.body))
 
 
-def _writes_apart(loop: Op, forms: Mapping[Value, Affine]) -> bool:
-    """Whether no two turns write the same element."""
-    index = loop.regions[0].args[0]
-    stores = [op for op in walk(loop.regions[0]) if op.opcode == "store"]
-    arrays = [op.operands[0] for op in stores]
-    if not stores or len(set(arrays)) != len(arrays):
-        return False
-    for store in stores:
-        memory = store.operands[0].type
-        assert isinstance(memory, Tensor)
-        places = [forms.get(v) for v in store.operands[1 : 1 + len(memory.shape)]]
-        if not any(form is not None and form.factor(index).constant not in (None, 0) for form in places):
-            return False
-    return True
-
-
-def _term(loop: Op) -> tuple[str, tuple[Value, ...], tuple[Op, ...]] | None:
-    """By what a turn combines the value it carries with what term, and the ops that compute the term."""
-    body = loop.regions[0]
-    _, carried = body.args
-    (update,) = body.yields
-    made = {result: op for op in body.ops for result in op.results}
-    step = made.get(update)
-    if step is None:
-        return None
-    kind, dtype = ("add" if step.opcode == "fma" else step.opcode), dtype_of(carried.type)
-    # A narrow float is rounded at every step: parts would be rounded elsewhere.
-    if kind not in _KINDS or dtype.is_bool or (dtype.is_float and dtype.bits < 32 and kind in ("add", "mul")):
-        return None
-    operands = step.operands
-    if step.opcode == "fma":
-        term = operands[:2] if operands[2] is carried else ()
-    else:
-        term = tuple(v for v in operands if v is not carried) if sum(v is carried for v in operands) == 1 else ()
-    if not term:
-        return None
-    needed: set[int] = set()
-    waiting = list(term)
-    while waiting:
-        value = waiting.pop()
-        if value is carried:
-            return None
-        op = made.get(value)
-        if op is not None and id(op) not in needed:
-            needed.add(id(op))
-            waiting += [v for inner in (op, *(o for region in op.regions for o in walk(region))) for v in inner.operands]
-            if any(inner.opcode == "store" for region in op.regions for inner in walk(region)):
-                return None
-    return kind, term, tuple(op for op in body.ops if id(op) in needed)
-
-
-def _parts(nest: Nest, extent: Size, target: Target, hints: Mapping[str, int], crosswise: bool) -> Size | None:
+def _parts(nest: Nest, extent: Size, target: Target, hints: Mapping[str, int], crosswise: bool, by_blocks: bool) -> Size | None:
     """Into how many parts the loop is cut; None where that is not worth it."""
     points = product(nest.extents)
     costs = target.costs.scans
+    results = points.evaluate(hints) if points.names <= hints.keys() else 1
+    if by_blocks:
+        known = extent.evaluate(hints) if extent.names <= hints.keys() else 1 << 30
+        wanted = target.multiprocessors * costs.blocks
+        if 2 * results > wanted or known < 2 * costs.stretch:
+            return None
+        return maximum(ONE, minimum(ceildiv(extent, Size.of(costs.stretch)), ceildiv(Size.of(wanted), maximum(ONE, points))))
     if target.simt:
-        shortest, wanted = (costs.rows, costs.threads_across) if crosswise else (costs.shortest, costs.threads)
+        # Of many lines each has few parts, and many threads learn at once what is before theirs.
+        many = crosswise or results >= target.multiprocessors
+        shortest, wanted = costs.rows if crosswise else costs.shortest, costs.threads_across if many else costs.threads
         wanted *= target.multiprocessors
     else:
         shortest, wanted = (costs.rows, costs.cpu_columns) if crosswise else (costs.cpu_stretch, costs.cpu_parts)
     # Code serves other lengths than that of the first call, so only a constant one is too short.
     turns = extent.constant if extent.constant is not None else 1 << 30
-    results = points.evaluate(hints) if points.names <= hints.keys() else 1
     if turns < 4 * shortest or results * 4 > wanted:
         return None
     return maximum(ONE, minimum(ceildiv(extent, Size.of(shortest)), ceildiv(Size.of(wanted), maximum(ONE, points))))
@@ -208,6 +155,10 @@ def _split(call: KernelCall, scan: _CutScan, number: int) -> tuple[list[KernelCa
     names = dict(zip(kernel.params, call.args, strict=True)) | {v: v.name for v in (total, before)}
     arrays = [ProgramArray(v.name, v.type, "scratch") for v in (total, before) if isinstance(v.type, Tensor)]
     return [KernelCall(k, tuple(names[p] for p in k.params), call.loops) for k in kernels], arrays
+
+
+_MULTIPLE = 1024
+"""Turns of which a block's part is a multiple."""
 
 
 def _around(scan: _CutScan) -> list[Op]:
@@ -228,7 +179,11 @@ def _finished(kernel: Kernel, name: str, b: Builder, own: Sequence[Value]) -> Ke
 
 
 def _bounds(b: Builder, scan: _CutScan, part: Value) -> tuple[Value, Value]:
-    """The first turn of a part, and that of the next one: lengths of parts differ by one at most."""
+    """The first turn of a part, and that of the next one: lengths of parts differ by one at most. Those of blocks begin at multiples, as vectors do."""
+    if scan.by_blocks:
+        chunk = b.index(ceildiv(ceildiv(scan.extent, scan.parts), Size.of(_MULTIPLE)) * _MULTIPLE)
+        start = b.add(b.index(scan.low), b.mul(part, chunk))
+        return start, b.op("max", start, b.op("min", b.add(start, chunk), b.index(scan.low + scan.extent)))
     low, extent, parts = b.index(scan.low), b.index(scan.extent), b.index(scan.parts)
     start, end = (b.op("floordiv", b.mul(k, extent), parts) for k in (part, b.add(part, b.index(1))))
     return b.add(low, start), b.add(low, end)
@@ -268,11 +223,26 @@ def _prefixes(kernel: Kernel, scan: _CutScan, total: Value, before: Value) -> Ke
     region = scan.nest.parallel.regions[0]
     b, mapping = _begun(kernel)
 
+    def handed_on(indices: Sequence[Value]) -> Callable[..., list[Value]]:
+        """A turn of a loop that is a scan itself."""
+
+        def step(deep: Builder, k: Value, now: Value) -> list[Value]:
+            deep.multi("store", before, *scan.at(k, indices), now)
+            dtype = dtype_of(now.type)
+            there = deep.op("lt", k, deep.index(scan.parts - 1))
+            (own,) = deep.if_(there, lambda at: [at.op("load", total, *scan.at(k, indices))], lambda at: [at.const(nothing(scan.kind, dtype), dtype)])
+            return [deep.op(scan.kind, now, own)]
+
+        return step
+
     def points(inner: Builder, *indices: Value) -> list[Value]:
         local = dict(mapping) | dict(zip(region.args, indices, strict=True))
         clone_ops(inner, _around(scan), local)
         first = local.get(scan.loop.operands[3], scan.loop.operands[3])
         zero, one = inner.index(0), inner.index(1)
+        if scan.by_blocks:
+            inner.for_(zero, inner.index(scan.parts), one, [first], handed_on(indices), "part")
+            return []
         inner.multi("store", before, *scan.at(zero, indices), first)
 
         def step(deep: Builder, k: Value, now: Value) -> list[Value]:
@@ -305,6 +275,9 @@ def _walks(kernel: Kernel, scan: _CutScan, before: Value) -> Kernel:
             clone_ops(deep, body.ops[:-1], own)
             return [own.get(v, v) for v in body.yields]
 
+        if scan.by_blocks:
+            inner.for_(start, end, inner.index(1), [first], turn, body.args[0].name)
+            return []
         # All parts take the same turns, and then the longer ones one more.
         turns = inner.index(scan.extent // scan.parts)
         (carried,) = inner.for_(
@@ -322,4 +295,7 @@ def _walks(kernel: Kernel, scan: _CutScan, before: Value) -> Kernel:
     with b.at(scan.loop.span):
         b.parallel([b.index(e) for e in scan.shape(scan.parts)], points, scan.names)
     made = _finished(kernel, kernel.name, b, [before])
+    if scan.by_blocks:
+        lengths = {"reduce_extent": ceildiv(scan.extent, scan.parts), "line_extent": scan.low + scan.extent}
+        return replace(made, attrs=MappingProxyType({**made.attrs, **lengths}))
     return replace(made, attrs=MappingProxyType({**made.attrs, "in_order": "lines" if scan.crosswise else "parts"}))

@@ -17,12 +17,12 @@ from tilewright.passes.schedules.matrix import WARPGROUP, MatrixSchedule
 TERMS = 16
 """Terms of one matrix instruction, and rows of a warp's band."""
 CHUNK = 8
-"""Elements of 16 bytes: one copy of a thread, and a row of an 8x8 matrix."""
+"""Elements of 16 bytes where they have two: one copy of a thread, and a row of an 8x8 matrix."""
 
 
-def pitch(columns: int) -> int:
-    """Elements from one row of shared memory to the next, where warps read it: an odd number of chunks."""
-    return columns + CHUNK
+def pitch(columns: int, itemsize: int = 2) -> int:
+    """Elements from one row of shared memory to the next, where warps read it: an odd number of chunks of 16 bytes."""
+    return columns + 16 // itemsize
 
 
 @record
@@ -124,6 +124,14 @@ class MmaAttention(GpuAttention):
     """Parts of the keys that are computed side by side, for few rows, and then added up; 0: all keys of a row in one block."""
     prefetch: int = 0
     """Bytes around each copy that come to the second-level cache with it: 0, 128 or 256."""
+    tf32_terms: int = 0
+    """Of operands of f32: products of the parts that each is cut into. 1: it is rounded to tf32; 3: two parts each; 4: with the product of the small ones.
+    0: operands have two bytes."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an operand's element."""
+        return 4 if self.tf32_terms else 2
 
     @property
     def threads(self) -> int:
@@ -141,19 +149,26 @@ class MmaAttention(GpuAttention):
     @property
     def slot(self) -> int:
         """Elements of one stage: keys and values of a step."""
-        return self.n * (pitch(self.k) + pitch(self.head_dim_v))
+        return self.n * (pitch(self.k, self.itemsize) + pitch(self.head_dim_v, self.itemsize))
 
     @property
     def shared_elements(self) -> int:
         """Elements of shared memory a block has."""
-        queries = self.m * pitch(self.k)
+        queries = self.m * pitch(self.k, self.itemsize)
         if self.a_copy != "rs":
             return self.stages * self.slot + queries
         return (self.stages - 1) * self.slot + max(self.slot, queries)
 
     @property
+    def shared_bytes(self) -> int:
+        return self.itemsize * self.shared_elements
+
+    @property
     def registers(self) -> int:
         """About how many registers a thread needs: sums, scores, queries, and all else."""
+        if self.tf32_terms:
+            # Both parts of 16 terms of the first operand, and sums of those alone, are there besides; of queries in registers both parts are.
+            return self.bands * (self.head_dim_v // 2 + self.n // 2 + (self.k if self.a_copy == "rs" else 0) + 24) + 100
         return self.bands * (self.head_dim_v // 2 + self.n // 2 + (self.k // 4 if self.a_copy == "rs" else 8)) + 72
 
     def blocks_at_once(self, target: Target) -> int:
@@ -161,7 +176,7 @@ class MmaAttention(GpuAttention):
         if self.persistent:
             return 1
         by_registers = target.registers_per_sm // (self.threads * min(255, self.registers))
-        by_memory = target.shared_per_sm // (2 * self.shared_elements + 1024)
+        by_memory = target.shared_per_sm // (self.shared_bytes + 1024)
         return max(1, min(by_registers, by_memory, target.threads_per_sm // self.threads))
 
     def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
@@ -169,15 +184,15 @@ class MmaAttention(GpuAttention):
 
     def refusal(self, target: Target, operand: DType) -> str:
         fits = self.warps_m in (1, 2, 4, 8, 16) and self.m in (TERMS * self.warps_m, 2 * TERMS * self.warps_m)
-        if fits and self.stages in (2, 3, 4) and self.n % TERMS == 0 and 16 <= self.n <= 256 and self.prefetch in (0, 128, 256):
-            return ""
-        return "m = 16 or 32 * warps_m, which is a power of two, 2 to 4 stages, n a multiple of 16, and prefetch 0, 128 or 256"
+        if not fits or self.stages not in (2, 3, 4) or self.n % TERMS or not 16 <= self.n <= 256 or self.prefetch not in (0, 128, 256):
+            return "m = 16 or 32 * warps_m, which is a power of two, 2 to 4 stages, n a multiple of 16, and prefetch 0, 128 or 256"
+        return "" if self.tf32_terms in (0, 1, 3, 4) else "tf32_terms is 0 for elements of two bytes, 1, 3 or 4 for f32"
 
     def has_room(self, target: Target) -> bool:
         if min(self.m, self.k) < 1 or self.threads > target.max_threads or not 2 <= self.stages <= 4:
             return False
         fits = self.n % TERMS == 0 and 16 <= self.n <= 256
-        return fits and 2 * self.shared_elements <= target.max_shared and self.registers <= target.max_registers
+        return fits and self.shared_bytes <= target.max_shared and self.registers <= target.max_registers
 
 
 @record

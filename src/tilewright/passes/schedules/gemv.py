@@ -39,7 +39,7 @@ class Gemv(MatrixSchedule):
     stage_x: bool = False
     """Lay x out first so that lanes that walk units read neighbours (`passes/packed/stage_units.py`)."""
     matrix: bool = False
-    """Multiply packed rows by matrix instructions, as words of two narrow floats (`passes/packed/matrix_units.py`)."""
+    """Multiply by matrix instructions: packed rows as words of two narrow floats (`passes/packed/matrix_units.py`), others as they lie, with 2 to 8 rows of x (`passes/to_thread/row_matrix.py`)."""
     lanes_n: int = 1
     """Lanes of a warp that have different rows; the others walk the sum."""
     stages: int = 1
@@ -78,6 +78,11 @@ class Gemv(MatrixSchedule):
         return MMA_LANES // self.lanes_n * self.warps_k * self.vector * self.unit
 
     @property
+    def is_row_matrix(self) -> bool:
+        """Whether matrix instructions multiply rows that are not packed (`passes/to_thread/row_matrix.py`)."""
+        return self.matrix and self.unit == 1
+
+    @property
     def staged_bytes(self) -> int:
         return 4 * self.m * self.n * self.warps_k
 
@@ -98,8 +103,8 @@ class Gemv(MatrixSchedule):
             raise UserError.at("TW005", f"stages={self.stages}: 1 to 8")
         if not 0 <= self.fetch <= 16:
             raise UserError.at("TW005", f"fetch={self.fetch}: 0 to 16 steps")
-        if self.lanes_n > (8 if self.matrix else 1):
-            raise UserError.at("TW005", f"lanes_n={self.lanes_n}: 1, or up to 8 with matrix=1")
+        if self.lanes_n > (8 if self.matrix else 4 if self.unit > 1 else 1):
+            raise UserError.at("TW005", f"lanes_n={self.lanes_n}: 1, or up to 8 with matrix=1, up to 4 for other packed rows")
         step = MMA_LANES // self.lanes_n * self.warps_k * self.vector * self.unit
         if self.m < 1 or self.n < 1 or self.n % (self.warps_n * self.lanes_n) or self.k < step or self.k % step:
             raise UserError.at(
@@ -114,7 +119,9 @@ class Gemv(MatrixSchedule):
             return "fetch asks for rows before the kernel launched before has ended: it needs pdl=1"
         if self.stages > 1 and (self.unit < 2 or not target.has("cp.async")):
             return "stages copies packed rows ahead, which needs asynchronous copies"
-        if self.matrix and (self.unit < 2 or self.stage_x):
+        if self.is_row_matrix and (self.stage_x or self.lanes_n != 8 or self.vector != 8 or self.rows % 2 or not 1 < self.m <= 8 or operand.name not in ("bf16", "f16")):
+            return "matrix=1 multiplies 2 to 8 rows with rows of bf16 or f16, of which 8 lanes have two or four each (lanes_n=8 vector=8); or packed rows, with x as it lies"
+        if self.matrix and self.stage_x:
             return "matrix=1 multiplies packed rows, with x as it lies"
         if self.matrix and not (target.has("mma") and target.has("bf16")):
             return f"{target.name} has no matrix instructions of bf16"

@@ -44,12 +44,24 @@ class Schedule:
     """GPU: blocks that share a row, meeting in each other's shared memory."""
     shifted: bool = False
     """GPU, with `whole`: a row's tile begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
+    flat: bool = False
+    """GPU, with `whole`: rows of several axes are walked by one index (`flatten_rows`)."""
+    scan: bool = False
+    """GPU: the nest's loop is a scan, and the threads of a block walk it together, in steps of the reduction's tile (`scan_rows`)."""
     resident: int = 0
     """GPU: blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler how many registers a thread has."""
     row_axis: int = -1
     rows_per_block: int = 1
     """CPU: a block does `rows_per_block` neighbours along the parallel index `row_axis`, one after the other; short rows are not worth a block
     each."""
+    short_rows: int = 0
+    """CPU: with `vector_on_reduction`, sums up to this length lie beside each other in vectors, which is found out as the kernel runs. A block has several rows."""
+    row_group: int = 0
+    """CPU: rows that a reduction across them adds at a time to the sums of its block, which lie in the result (`column_sums`)."""
+    rows_inside: bool = False
+    """CPU: these rows are the inner loop, a vector of results at a time: what is the same for all of them is loaded once."""
+    short: bool = False
+    """CPU: sums are short, and written out."""
     block_search: int = 0
     """CPU: argmin/argmax look for the extreme value in runs of this many elements and for its place only when it wins."""
 
@@ -62,10 +74,15 @@ class Schedule:
         return "lower_windows" if self.window else "lower_tiles"
 
     @property
+    def across_rows(self) -> bool:
+        """Whether sums cross rows, in steps of several, with lanes along the results."""
+        return self.reduce_tile > 1 and not (self.vector_on_reduction or self.row_lanes or self.window)
+
+    @property
     def row_step(self) -> int:
         """Elements of a row that the threads hold with one vector each."""
         return self.vector * self.threads * self.cluster // (self.tiles[-1] if self.tiles else 1)
 
     def describe(self) -> str:
-        flags = ("whole", "shifted")
+        flags = ("whole", "shifted", "flat", "scan")
         return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k in flags and v))

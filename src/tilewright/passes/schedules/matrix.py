@@ -1,6 +1,6 @@
 """Schedules of contractions: the tile of one block, who computes it with which instructions, and how operands are brought in.
 
-One record per family, each with its own fields: `Wgmma`, `Mma`, `Fma` (GPUs), `CpuPanels`, `Amx` (CPUs). Those of attention are in
+One record per family, each with its own fields: `Wgmma`, `Mma`, `Fma`, `Mfma`, `Wmma3`, `Wmma4` (GPUs), `CpuPanels`, `Amx` (CPUs). Those of attention are in
 `attention.py`. A record says what its lowerings are (`to_tile`, `to_thread`), what layout its results have, whether it is legal for
 operands of a dtype (`refusal`), and whether a target has room for it (`has_room`). `describe` prints it as `family=wgmma m=128 n=256 …`;
 `text.py` parses that. How one is chosen is in `passes/choose`.
@@ -12,11 +12,11 @@ from abc import abstractmethod
 from dataclasses import fields
 from typing import ClassVar
 
-from tilewright.base.dtypes import DType
+from tilewright.base.dtypes import DType, f32
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.target import Target
-from tilewright.ir.layouts import MMA_LANES, WGMMA_WARPS, Accumulator, Blocked
+from tilewright.ir.layouts import MMA_LANES, SIDE, WAVE_FORMS, WGMMA_WARPS, Accumulator, Blocked
 from tilewright.ir.ops_matrix import PANEL, PANEL_STEP, ROW_BYTES
 
 WARPGROUP = WGMMA_WARPS * MMA_LANES
@@ -167,6 +167,13 @@ class Wgmma(GpuProduct):
     """What is copied so that channels lie last: a convolution's input before it (`image`), its results after it (`result`), or `both`."""
     pdl: bool = False
     """Programmatic dependent launch: start before the kernel launched before has ended."""
+    tf32_terms: int = 0
+    """Products of the two parts of each factor of f32, which copies make first (`passes/windows/split_images.py`): 3, or 4 with that of the small parts;
+    0: factors are multiplied as they are."""
+    bf16_terms: int = 0
+    """Products of bf16 that one of f32 is: factors are written to scratch as three terms first (`passes/terms/split_terms.py`). 0: factors as they are."""
+    chunk: int = 0
+    """Terms of the sum that matrix units add up from zero before they are added to the rest; 0: all."""
 
     @property
     def threads(self) -> int:
@@ -192,7 +199,12 @@ class Wgmma(GpuProduct):
 
     @property
     def staged_bytes(self) -> int:
-        return self.stages * (self.m + self.n) * ROW_BYTES
+        return self.stages * self.parts * (self.m + self.n) * ROW_BYTES
+
+    @property
+    def parts(self) -> int:
+        """Tiles of each factor in a stage."""
+        return 2 if self.tf32_terms else 1
 
     def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
         return Accumulator("wgmma", (64, self.n, 32 // operand.itemsize), (self.sharing, 1))
@@ -207,7 +219,14 @@ class Wgmma(GpuProduct):
                 "cluster_k is 2, 4 or 8; it, and stream_k, are for family=wgmma without cluster; "
                 "stream_k also without pingpong, split_k and cluster_k, and persistent"
             )
-        legal = self.k * operand.itemsize == ROW_BYTES and self.m % 64 == 0 and self.n % 8 == 0 and self.n <= 256
+        if self.tf32_terms not in (0, 3, 4) or (self.tf32_terms and operand is not f32):
+            return "tf32_terms are 3 or 4, for convolutions of f32"
+        if self.bf16_terms not in (0, 6) or (self.bf16_terms and operand is not f32):
+            return "bf16_terms is 6, for factors of f32"
+        if self.chunk < 0 or self.chunk % self.k or (self.chunk and (self.a_copy == "rs" or self.pingpong)):
+            return f"a chunk is whole steps of k={self.k}, without pingpong and with both factors in shared memory"
+        size = 2 if self.bf16_terms else operand.itemsize
+        legal = self.k * size == ROW_BYTES and self.m % 64 == 0 and self.n % 8 == 0 and self.n <= 256
         # Words of the next step are computed before this one is given back.
         if not legal or (self.a_copy == "rs" and (self.cluster > 1 or self.stages < 2)):
             return "a tile has m % 64 == 0, n % 8 == 0 up to 256, k of 128 bytes; factors that lie across the sum need whole blocks of 128 bytes"
@@ -226,7 +245,9 @@ class Wgmma(GpuProduct):
         if self.m % (64 * self.sharing) or self.n % 64 or self.columns > 256 or self.stages < 2 or (self.pingpong and self.math_warpgroups != 2):
             return False
         registers = 192 if self.math_warpgroups < 3 else 112
-        rings = self.stages * (self.m + self.columns) * ROW_BYTES
+        if self.chunk:
+            registers = 96 if self.math_warpgroups < 3 else 64  # sums are there twice
+        rings = self.stages * self.parts * (self.m + self.columns) * ROW_BYTES
         out = self.math_warpgroups * self.epilogue_stages * 64 * ROW_BYTES
         return self.rows * self.columns // WARPGROUP <= registers and rings + out + 16 * self.stages + 1024 <= target.max_shared
 
@@ -289,6 +310,48 @@ class Fma(WarpProduct):
         return Blocked((vector, vector), (4, 8), (self.warps_m, self.warps_n))
 
 
+@record
+class WaveProduct(WarpProduct):
+    """Matrix instructions of AMD's waves."""
+
+    @property
+    def threads(self) -> int:
+        return WAVE_FORMS[self.family].lanes * self.warps_m * self.warps_n
+
+    def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
+        return Accumulator(self.family, (SIDE, SIDE, SIDE), (self.warps_m, self.warps_n))
+
+    def refusal(self, target: Target, operand: DType) -> str:
+        return "" if target.has(self.family) else f"family={self.family} is for GPUs that have {self.family}"
+
+    def has_room(self, target: Target) -> bool:
+        if min(self.m, self.n, self.k, self.stages) < 1 or self.threads > target.max_threads:
+            return False
+        results = self.m * self.columns // self.threads
+        return self.m % (SIDE * self.warps_m) == 0 and self.n % (SIDE * self.warps_n) == 0 and 4 <= results <= 128
+
+
+@record
+class Mfma(WaveProduct):
+    """CDNA."""
+
+    family: ClassVar[str] = "mfma"
+
+
+@record
+class Wmma3(WaveProduct):
+    """RDNA 3."""
+
+    family: ClassVar[str] = "wmma3"
+
+
+@record
+class Wmma4(WaveProduct):
+    """RDNA 4."""
+
+    family: ClassVar[str] = "wmma4"
+
+
 # -- CPUs -----------------------------------------------------------------------------------------------------------
 
 
@@ -318,16 +381,18 @@ class CpuPanels(CpuProduct):
 
     horizontal: int = 1
     """Products of the same first factor that one block computes side by side."""
+    half: bool = False
+    """The product is symmetric: tiles above the diagonal are not computed, but copied."""
 
     @property
     def to_tile(self) -> str:
-        return "lower_products_cpu" if self.horizontal > 1 else "lower_contraction_cpu"
+        return "lower_products_cpu" if self.horizontal > 1 else "lower_symmetric_cpu" if self.half else "lower_contraction_cpu"
 
     def has_room(self, target: Target) -> bool:
         # Sums, a row of the second factor and one broadcast value are in registers.
         registers = 32 if target.vector_bytes == 64 or target.name.startswith("aarch64") else 16
         fits = self.mr * self.vectors + self.vectors + 1 <= registers and self.k >= 32
-        return fits and (self.horizontal == 1 or self.keep == "b")
+        return fits and (self.keep == "b" or (self.horizontal == 1 and not self.half))
 
 
 @record

@@ -11,10 +11,10 @@ from dataclasses import fields
 from tilewright.base.errors import UserError
 from tilewright.passes.schedules.attention import CpuAttention, MmaAttention, WgmmaAttention
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import Amx, CpuPanels, Fma, MatrixSchedule, Mma, Wgmma
+from tilewright.passes.schedules.matrix import Amx, CpuPanels, Fma, MatrixSchedule, Mfma, Mma, Wgmma, Wmma3, Wmma4
 
 FAMILIES: dict[str, type[MatrixSchedule]] = {
-    kind.family: kind for kind in (Wgmma, Mma, Fma, Gemv, Amx, CpuPanels, WgmmaAttention, MmaAttention, CpuAttention)
+    kind.family: kind for kind in (Wgmma, Mma, Fma, Mfma, Wmma3, Wmma4, Gemv, Amx, CpuPanels, WgmmaAttention, MmaAttention, CpuAttention)
 }
 OLD_NAMES = {
     "groups": "math_warpgroups", "turns": "pingpong", "wait": "mma_in_flight", "buffers": "epilogue_stages", "swap": "swap_ab",

@@ -28,7 +28,7 @@ def split_vectors(kernel: Kernel) -> Kernel:
     """The kernel without vecs; unchanged where it has none."""
     if not any(isinstance(v.type, Vec) for op in walk(kernel.body) for v in (*op.results, *op.operands)):
         return kernel
-    return replace(kernel, body=_VectorSplitter().block(kernel.body))
+    return replace(kernel, body=VectorSplitter().block(kernel.body))
 
 
 def _parts(type_: Type, name: str) -> list[Value]:
@@ -37,7 +37,9 @@ def _parts(type_: Type, name: str) -> list[Value]:
     return [Value(type_, name)]
 
 
-class _VectorSplitter:
+class VectorSplitter:
+    """Splits all vecs of a kernel."""
+
     def __init__(self) -> None:
         self.parts: dict[Value, list[Value]] = {}
 
@@ -123,8 +125,8 @@ class _VectorSplitter:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor) and isinstance(op.result.type, Vec)
         indices, rest = self.singles(op.operands[1 : 1 + memory.rank]), self.singles(op.operands[1 + memory.rank :])
-        attrs = _plain(op)
-        return [b.emit("load", [op.operands[0], *_after(b, indices, k), *rest], attrs)[0] for k in range(op.result.type.width)]
+        attrs = plain(op)
+        return [b.emit("load", [op.operands[0], *after(b, indices, k), *rest], attrs)[0] for k in range(op.result.type.width)]
 
     def add(self, b: Builder, op: Op) -> list[Value]:
         """Atomic additions to neighbours, each on its own."""
@@ -132,21 +134,22 @@ class _VectorSplitter:
         assert isinstance(memory, Tensor)
         indices = self.singles(op.operands[1 : 1 + memory.rank])
         parts = self.get(op.operands[1 + memory.rank])
-        return [b.emit("atomic", [op.operands[0], *_after(b, indices, k), v], op.attrs)[0] for k, v in enumerate(parts)]
+        return [b.emit("atomic", [op.operands[0], *after(b, indices, k), v], op.attrs)[0] for k, v in enumerate(parts)]
 
     def store(self, b: Builder, op: Op) -> None:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
         indices, rest = self.singles(op.operands[1 : 1 + memory.rank]), self.singles(op.operands[2 + memory.rank :])
         for k, value in enumerate(self.get(op.operands[1 + memory.rank])):
-            b.emit("store", [op.operands[0], *_after(b, indices, k), value, *rest], _plain(op))
+            b.emit("store", [op.operands[0], *after(b, indices, k), value, *rest], plain(op))
 
 
-def _plain(op: Op) -> Attrs:
+def plain(op: Op) -> Attrs:
+    """What an access says besides how wide it is."""
     return MappingProxyType({k: v for k, v in op.attrs.items() if k not in ("width", "unaligned")})
 
 
-def _after(b: Builder, indices: Sequence[Value], count: int) -> list[Value]:
+def after(b: Builder, indices: Sequence[Value], count: int) -> list[Value]:
     """The element so many after this one along the last axis."""
     return [*indices[:-1], b.add(indices[-1], b.const(count, indices[-1].type.dtype))] if count else list(indices)
 

@@ -109,7 +109,7 @@ def blocked_layout(shape: tuple[int, ...], schedule: Schedule, target: Target) -
     if schedule.row_lanes:
         lanes[reduction], left = schedule.row_lanes, left // schedule.row_lanes
         order = [a for a in order if a != reduction]
-    if schedule.across > 1 and rank == 2:
+    if 1 < schedule.across <= left and rank == 2:
         lanes[axis], lanes[1 - axis], left = left // schedule.across, schedule.across, 1
     for a in order if left > 1 else []:
         lanes[a] = min(left, max(1, shape[a] // vector[a]))

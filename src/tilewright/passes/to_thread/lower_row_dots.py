@@ -30,11 +30,6 @@ from tilewright.passes.to_thread.lower_tiles import TileLowering
 from tilewright.passes.to_thread.staged_rows import StagedRows, copied_tensors
 
 
-def lower_row_dots(kernel: Kernel, target: Target) -> Kernel:
-    """The thread-stage kernel."""
-    return RowDotLowering(kernel, target).run()
-
-
 class RowDotLowering(TileLowering):
     """`lower_tiles`, with sums held as one number for each row."""
 

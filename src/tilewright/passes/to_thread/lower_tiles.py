@@ -18,7 +18,7 @@ from math import gcd
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import bool_, i64, u64
+from tilewright.base.dtypes import bool_, i64, u32, u64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -26,9 +26,20 @@ from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.common.accumulate import combine_alone, combine_atomic
-from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, Shape, ThreadView, shape_of
+from tilewright.passes.common.registers import (
+    Cell,
+    Held,
+    Mask,
+    RegisterIndex,
+    Registers,
+    SameInVector,
+    Shape,
+    ThreadView,
+    shape_of,
+)
 from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting, find_meeting
 from tilewright.passes.to_thread.tile_reductions import TileReductions
+from tilewright.passes.to_thread.tile_scans import TileScans
 from tilewright.passes.to_thread.warp_scatters import KINDS, Scattered, WarpScatter, scatter_each
 
 MANY = 8
@@ -103,7 +114,7 @@ class TileLowering(ThreadView):
             "load": self.load, "store": self.store, "accumulate": self.accumulate, "reduce_tile": self.reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
             "print": self._print, "assert": self._assert, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
             "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
-            "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
+            "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._scan_tile,
         }  # fmt: skip
         handler = special.get(op.opcode)
         if handler is not None:
@@ -239,6 +250,10 @@ class TileLowering(ThreadView):
         sources = [self.registers(b, self.env[v], shape) for v in op.operands]
         self.env.update(zip(op.results, self.reductions.reduce(b, op, sources, in_loop=self.depth > 0), strict=True))
 
+    def _scan_tile(self, b: Builder, op: Op) -> None:
+        terms, first = (self.registers(b, self.env[v], shape_of(v)) for v in op.operands)
+        self.env.update(zip(op.results, TileScans(self).scan(b, op, terms, first, in_loop=self.depth > 0), strict=True))
+
     def cells(self, shape: Shape) -> list[Cell]:
         every = super().cells(shape)
         if self.window is None:
@@ -249,6 +264,10 @@ class TileLowering(ThreadView):
 
     def symbolic(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
         """Index arithmetic and edge masks that need not be computed yet."""
+        if op.opcode == "floordiv" and self.kernel.attrs.get("short_rows"):
+            return self._quotient(b, held, result)
+        if op.opcode in ("add", "sub", "mul") and any(isinstance(h, SameInVector) for h in held):
+            return self._uniform(b, op, held, result)
         if op.opcode in ("add", "sub") and all(isinstance(h, RegisterIndex) for h in held):
             first, second = held
             assert isinstance(first, RegisterIndex) and isinstance(second, RegisterIndex)
@@ -267,6 +286,12 @@ class TileLowering(ThreadView):
                     base = b.mul(one.base, other.base)
                     self.divisors[base] = self.divisors.get(one.base, 1) * abs(scale)
                     return RegisterIndex(result.shape, base, {a: f * scale for a, f in one.factors.items() if scale})
+                if not other.factors and self.target.has("serial") and one.factors and not one.factors.get(self.axis, 0) and len(self.cells(result.shape)) == 1:
+                    # Rows of a length that is a size, one for each thread: where its row begins is one number.
+                    start = self.first(b, one, self.cells(result.shape)[0])
+                    base = b.mul(start, other.base)
+                    self.divisors[base] = self.divisors.get(start, 1) * self.divisors.get(other.base, 1)
+                    return RegisterIndex(result.shape, base, {})
         if op.opcode == "lt" and all(isinstance(h, RegisterIndex) for h in held):
             index, bound = held
             assert isinstance(index, RegisterIndex) and isinstance(bound, RegisterIndex)
@@ -277,6 +302,40 @@ class TileLowering(ThreadView):
             if any(p.edges or any(o.shape != result.shape for o in p.others) for p in parts):
                 return Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
         return None
+
+    def _quotient(self, b: Builder, held: Sequence[Held], result: Tile) -> Held | None:
+        """The index of a short row divided by one number, in 32 bits; once for a vector where that has one quotient."""
+        index, by = held
+        if not isinstance(index, RegisterIndex) or not isinstance(by, RegisterIndex) or by.factors:
+            return None
+        divisor = b.cast(by.base, u32)
+        cells: dict[Cell, Value] = {}
+        uniform = self.is_wide(result.shape)
+        for cell in self.cells(result.shape):
+            first = self.first(b, index, cell)
+            uniform = uniform and self.divisors.get(first, 1) % self.vector == 0 and self.divisors.get(by.base, 1) % self.vector == 0
+            cells[cell] = first
+        if uniform or not self.is_wide(result.shape):
+            cells = {cell: b.cast(b.op("floordiv", b.cast(first, u32), divisor), i64) for cell, first in cells.items()}
+            return SameInVector(result.shape, cells) if uniform else Registers(result.shape, cells)
+        wide = b.op("broadcast", divisor, width=self.vector)
+        cells = {cell: b.cast(b.op("floordiv", b.cast(self.index_cell(b, index, cell), u32), wide), i64) for cell in cells}
+        return Registers(result.shape, cells)
+
+    def _uniform(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
+        """Arithmetic on tiles that are the same along a vector; None where one is not."""
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(result.shape):
+            numbers: list[Value] = []
+            for one in held:
+                if isinstance(one, RegisterIndex) and not one.factors.get(self.axis, 0):
+                    numbers.append(self.first(b, one, self.collapsed(cell, one.shape)))
+                elif isinstance(one, SameInVector):
+                    numbers.append(one.cells[cell])
+                else:
+                    return None
+            cells[cell] = b.op(op.opcode, *numbers)
+        return SameInVector(result.shape, cells)
 
     def _iota(self, b: Builder, op: Op) -> None:
         axis = op.attrs["axis"]
@@ -298,6 +357,8 @@ class TileLowering(ThreadView):
             self.env[op.result] = RegisterIndex(shape, held.base, held.factors)
         elif isinstance(held, Mask):
             self.env[op.result] = Mask(shape, held.edges, held.others)
+        elif isinstance(held, SameInVector):
+            self.env[op.result] = SameInVector(shape, {cell: held.cells[self.collapsed(cell, held.shape)] for cell in self.cells(shape)})
         elif dtype_of(op.result.type) is bool_ and held.shape[self.axis] < shape[self.axis]:
             # The same for a whole vector: that must not be forgotten, for then the vector is loaded at once or not at all.
             self.env[op.result] = Mask(shape, (), (held,))
@@ -329,7 +390,7 @@ class TileLowering(ThreadView):
         stride, divisor, affine = 0, 0, True
         known = True
         for held, size in zip(indices, memory.strides, strict=True):
-            if isinstance(held, Registers):
+            if isinstance(held, Registers | SameInVector):
                 own_value = held.cells[self.collapsed(cell, held.shape)]
                 affine = affine and not isinstance(own_value.type, Vec)
                 divisor = gcd(divisor, divisors.of_size(size, self.kernel.facts))
@@ -369,6 +430,46 @@ class TileLowering(ThreadView):
                 own.append(value)
             elements.append(own)
         return first, 0, elements
+
+    def _every_second(self, b: Builder, memory: Value, indices: Sequence[Held], shape: Shape, cell: Cell) -> Value | None:
+        """CPU: every second or third element of a row, sorted out of whole vectors. The last of these ends with the last element, so nothing else is
+        read."""
+        tensor, width = memory.type, self.vector
+        assert isinstance(tensor, Tensor)
+        if self.target.simt or width < 4 or tensor.dtype.is_bool or not self.is_wide(shape):
+            return None
+        moving = [d for d, held in enumerate(indices) if isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0)]
+        if len(moving) != 1 or tensor.strides[moving[0]].constant != 1:
+            return None
+        first: list[Value] = []
+        for held in indices:
+            if isinstance(held, Registers):
+                first.append(held.cells[self.collapsed(cell, held.shape)])
+            else:
+                assert isinstance(held, RegisterIndex | Value)
+                first.append(self.first(b, held, self.collapsed(cell, held.shape) if isinstance(held, RegisterIndex) else cell))
+        walking = indices[moving[0]]
+        assert isinstance(walking, RegisterIndex)
+        stride = walking.factors[self.axis]
+        if stride not in (2, 3) or any(isinstance(v.type, Vec) for v in first):
+            return None
+        last = stride * (width - 1)
+        starts = [*range(0, last - width + 1, width), last - width + 1]
+        loaded: list[Value] = []
+        for start in starts:
+            own = list(first)
+            own[moving[0]] = b.add(first[moving[0]], b.index(start)) if start else first[moving[0]]
+            loaded.append(self.plain_load(b, memory, own, width))
+        found, found_lanes = loaded[0], [lane * stride if lane * stride < width else -1 for lane in range(width)]
+        for start, value in zip(starts[1:], loaded[1:], strict=True):
+            lanes = []
+            for lane in range(width):
+                place = lane * stride - start
+                lanes.append(found_lanes[lane] if found_lanes[lane] >= 0 else width + place if 0 <= place < width else 0)
+            taken = [found_lanes[lane] >= 0 or 0 <= lane * stride - start < width for lane in range(width)]
+            found = b.op("rearrange", found, value, lanes=tuple(lanes))
+            found_lanes = [lane if taken[lane] else -1 for lane in range(width)]
+        return found
 
     def pieces_of(
         self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell, aligned: int = 0
@@ -506,8 +607,19 @@ class TileLowering(ThreadView):
             return
         cells: dict[Cell, Value] = {}
         cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []
+        once = self._same_for_vectors(held, result.shape)
         for cell in self.cells(result.shape):
+            apart = None if mask is not None or op.attrs.get("apart") else self._every_second(b, memory, held, result.shape, cell)
+            if apart is not None:
+                cells[cell] = apart
+                continue
             pieces = self.pieces_of(b, memory.type, held, result.shape, cell, aligned)
+            if once and (mask is None or self.whole_vectors(b, mask, cell)):
+                conditions = self.condition(b, mask, result.shape, cell, 1)
+                first = pieces[0][0]
+                number = self.plain_load(b, memory, first, 1) if conditions is None else self.guarded_load(b, memory, first, 1, conditions[0])
+                cells[cell] = b.op("broadcast", number, width=self.vector)
+                continue
             if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
                 whole = self._whole(b, mask, cell)
                 together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
@@ -529,6 +641,12 @@ class TileLowering(ThreadView):
             assert isinstance(mask, Mask)
             cells[cell] = self._with_singles(b, memory, held, pieces, (mask, cell), (whole, cells[cell]))
         self.env[op.result] = Registers(result.shape, cells)
+
+    def _same_for_vectors(self, indices: Sequence[Held], shape: Shape) -> bool:
+        """Whether all elements of a thread's vector are at the same place, which a quotient of their index says."""
+        if not self.is_wide(shape) or not any(isinstance(held, SameInVector) for held in indices):
+            return False
+        return all(isinstance(held, Value | SameInVector) or (isinstance(held, RegisterIndex) and not held.factors.get(self.axis, 0)) for held in indices)
 
     def _with_singles(
         self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], where: tuple[Mask, Cell],

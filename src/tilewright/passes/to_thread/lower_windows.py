@@ -194,19 +194,19 @@ class WindowLowering(TileLowering):
 
     # -- elements -------------------------------------------------------------------------------------------------
 
-    def form(self, index: RegisterIndex | Value, cell: Cell, lane: int) -> tuple[Value | None, dict[int, int], int]:
-        """The index of an element: a value of the block, factors of the thread's coordinates, a constant."""
+    def form(self, index: RegisterIndex | Value, cell: Cell, lane: int, more: int = 0) -> tuple[Value | None, dict[int, int], int]:
+        """The index of an element: a value of the block, factors of the thread's coordinates, a constant. `more` elements lie between, along vectors."""
         if isinstance(index, Value):
             root, constant = self.part(index)
             return root, {}, constant
         root, constant = self.part(index.base)
         for a, factor in index.factors.items():
-            constant += factor * (self.layout.offset(a, cell[a]) + (lane if a == self.axis else 0))
+            constant += factor * (self.layout.offset(a, cell[a]) + (lane if a == self.axis else 0)) + (more if a == self.axis else 0)
         return root, index.factors, constant
 
-    def at(self, b: Builder, index: RegisterIndex | Value, cell: Cell, lane: int) -> Value:
+    def at(self, b: Builder, index: RegisterIndex | Value, cell: Cell, lane: int, more: int = 0) -> Value:
         """The index of an element, always computed in the same order."""
-        root, factors, constant = self.form(index, cell, lane)
+        root, factors, constant = self.form(index, cell, lane, more)
         total, divisor = root, self.divisors.get(root, 1) if root is not None else 0
         for a, factor in sorted(factors.items()):
             part = self.bases[a] if factor == 1 else b.mul(self.bases[a], b.index(factor))
@@ -223,13 +223,13 @@ class WindowLowering(TileLowering):
 
     # -- what is known of an index ------------------------------------------------------------------------------------
 
-    def _not_below(self, index: RegisterIndex | Value, cell: Cell, lane: int, bound: int) -> bool:
-        root, factors, constant = self.form(index, cell, lane)
+    def _not_below(self, index: RegisterIndex | Value, cell: Cell, lane: int, bound: int, more: int = 0) -> bool:
+        root, factors, constant = self.form(index, cell, lane, more)
         return constant >= bound and all(f > 0 for f in factors.values()) and (root is None or root in self.natural)
 
-    def _below(self, index: RegisterIndex | Value, cell: Cell, lane: int, bound: Size, active: bool) -> bool:
+    def _below(self, index: RegisterIndex | Value, cell: Cell, lane: int, bound: Size, active: bool, more: int = 0) -> bool:
         """Whether the element's index is surely less. `active`: only for results that exist."""
-        root, factors, constant = self.form(index, cell, lane)
+        root, factors, constant = self.form(index, cell, lane, more)
         if root is None and not factors:
             room = (bound - constant).constant
             return room is not None and room > 0
@@ -374,7 +374,7 @@ class WindowLowering(TileLowering):
         (axis,) = walking
         place = places[axis]
         assert isinstance(place, RegisterIndex)
-        if place.factors != {self.axis: 1} or memory.strides[axis].constant != 1:
+        if set(place.factors) != {self.axis} or place.factors[self.axis] not in (1, 2, 4) or memory.strides[axis].constant != 1:
             return -1, 1
         root, _ = self.part(place.base)
         known = 0 if root is None else self.divisors.get(root, 1)
@@ -432,30 +432,31 @@ class _Loads:
             return low.concatenated(b, [self._element(b, cell, lane) for lane in range(low.vector)])
         place = self.places[axis]
         assert isinstance(place, RegisterIndex)
-        _, _, first = low.form(place, low.collapsed(cell, place.shape), 0)
+        _, factors, first = low.form(place, low.collapsed(cell, place.shape), 0)
+        step = factors[low.axis]
         groups: dict[int, list[int]] = {}
         for lane in range(low.vector):
-            groups.setdefault((first + lane) // width, []).append(lane)
+            groups.setdefault((first + step * lane) // width, []).append(lane)
         elements: list[Value] = []
         for group, lanes in groups.items():
-            if len(lanes) == 1 and width > 2:
+            if len(lanes) == 1 and width > 2 and step == 1:
                 elements.append(self._element(b, cell, lanes[0]))
                 continue
-            vector = self._access(b, cell, group * width - first, width)
-            if lanes == list(range(low.vector)) and width == low.vector:
+            vector = self._access(b, cell, 0, width, group * width - first)
+            if step == 1 and lanes == list(range(low.vector)) and width == low.vector:
                 return vector
-            elements += [b.op("extract", vector, lane=first + lane - group * width) for lane in lanes]
+            elements += [b.op("extract", vector, lane=first + step * lane - group * width) for lane in lanes]
         return b.op("pack", *elements)
 
     def _element(self, b: Builder, cell: Cell, lane: int) -> Value:
         return self._access(b, cell, lane, 1)
 
-    def _access(self, b: Builder, cell: Cell, lane: int, width: int) -> Value:
-        """The elements from `lane` on, counted from the cell's first."""
+    def _access(self, b: Builder, cell: Cell, lane: int, width: int, more: int = 0) -> Value:
+        """The element of a lane, counted from the cell's first; or so many from `more` elements behind it on."""
         low = self.lowering
         own = [low.collapsed(cell, p.shape) if isinstance(p, RegisterIndex) else cell for p in self.places]
-        indices = [low.at(b, place, c, lane) for place, c in zip(self.places, own, strict=True)]
-        cond = self._inside(b, own, lane) if self.exact else self._asked(b, cell, lane)
+        indices = [low.at(b, place, c, lane, more) for place, c in zip(self.places, own, strict=True)]
+        cond = self._inside(b, own, lane, more) if self.exact else self._asked(b, cell, lane)
         if cond is not None:
             return low.guarded_load(b, self.memory, indices, width, cond)
         return low.plain_load(b, self.memory, indices, width)
@@ -463,14 +464,14 @@ class _Loads:
     def _asked(self, b: Builder, cell: Cell, lane: int) -> Value | None:
         return None if self.mask is None else self.lowering._asked(b, self.mask, cell, lane, False)
 
-    def _inside(self, b: Builder, own: Sequence[Cell], lane: int) -> Value | None:
+    def _inside(self, b: Builder, own: Sequence[Cell], lane: int, more: int) -> Value | None:
         low, total = self.lowering, None
         for d in self.tested:
             place, extent = self.places[d], self.tensor.shape[d]
-            if not low._not_below(place, own[d], lane, 0):
-                total = _both(b, total, b.op("ge", low.at(b, place, own[d], lane), b.index(0)))
-            if not low._below(place, own[d], lane, extent, False):
-                total = _both(b, total, b.op("lt", low.at(b, place, own[d], lane), b.index(extent)))
+            if not low._not_below(place, own[d], lane, 0, more):
+                total = _both(b, total, b.op("ge", low.at(b, place, own[d], lane, more), b.index(0)))
+            if not low._below(place, own[d], lane, extent, False, more):
+                total = _both(b, total, b.op("lt", low.at(b, place, own[d], lane, more), b.index(extent)))
         return total
 
 

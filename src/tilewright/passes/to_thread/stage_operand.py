@@ -23,7 +23,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.layouts import MMA_LANES, Accumulator, Blocked
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
-from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, Shape, shape_of
+from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, SameInVector, Shape, shape_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
 
 WIDEST = 16
@@ -161,6 +161,10 @@ class OperandView(TileLowering):
     def _layout(self) -> Blocked | Accumulator:
         return self.given
 
+    @property
+    def layout_warp(self) -> int:
+        return MMA_LANES
+
     def _digits(self, b: Builder, number: Value, sizes: tuple[int, ...]) -> list[Value]:
         """Neighbouring lanes read neighbours: those that read 16 bytes each go to memory eight at a time."""
         if self.axis == 1:
@@ -202,7 +206,7 @@ class OperandView(TileLowering):
             return held.shape[self.axis] == 1
         if isinstance(held, RegisterIndex):
             return not held.factors.get(self.axis, 0)
-        return isinstance(held, Value) or (
+        return isinstance(held, Value | SameInVector) or (
             all(self.is_narrow(i) for i, _ in held.edges) and all(map(self.is_narrow, held.others))
         )
 

@@ -16,6 +16,9 @@ from tilewright.ir.types import Vec, dtype_of
 from tilewright.passes.common.combine import combine
 from tilewright.passes.common.registers import Cell, Held, Registers, ThreadView, shape_of
 
+_TWO_STEPS = 32
+"""Threads along an axis from which on a block without warps combines in two steps."""
+
 
 class TileReductions:
     """Reductions of tiles as `view` holds them."""
@@ -85,7 +88,8 @@ class TileReductions:
     def _across_warps(
         self, b: Builder, kind: str, partial: dict[Cell, tuple[Value, ...]], axis: int, in_loop: bool
     ) -> dict[Cell, tuple[Value, ...]]:
-        """Each warp writes what it has; after a barrier every thread combines all warps' parts in order.
+        """Each warp writes what it has; after a barrier every thread combines all warps' parts in order. Where threads have no warps, and there are many, in
+        two steps.
 
         shared[warp along the axis][cell][element][slot], a slot for each thread position off the axis.
         """
@@ -118,17 +122,36 @@ class TileReductions:
 
         b.if_(writer, write, lambda inner: [])
         b.multi("barrier")
+
+        def combined(b: Builder, arrays: Sequence[Value], parts: Sequence[Value], number: int, lane: int) -> tuple[Value, ...]:
+            """These parts of one element of a cell, in order."""
+            total: tuple[Value, ...] | None = None
+            for part in parts:
+                values = tuple(b.op("load", array, part, b.index(number), b.index(lane), slot) for array in arrays)
+                total = values if total is None else combine(b, kind, total, values)
+            assert total is not None
+            return total
+
+        if not self.view.target.has_warps and warps >= _TWO_STEPS:
+            # Every thread is a warp of its own: the first of them combine neighbours, so that nobody reads what all have.
+            each = 1 << (warps.bit_length() // 2)
+            first, arrays, warps = arrays, [b.op("alloc", dtype=dtype_of(a.type), shape=(warps // each, len(cells), width, slots), space="shared") for a in arrays], warps // each
+
+            def gather(inner: Builder) -> list[Value]:
+                low = inner.mul(self.view.warp_digits[axis], inner.index(each))
+                parts = [inner.add(low, inner.index(k)) for k in range(each)]
+                for number in range(len(cells)):
+                    for lane in range(width):
+                        for array, value in zip(arrays, combined(inner, first, parts, number, lane), strict=True):
+                            inner.multi("store", array, self.view.warp_digits[axis], inner.index(number), inner.index(lane), slot, value)
+                return []
+
+            b.if_(b.op("lt", self.view.warp_digits[axis], b.index(warps)), gather, lambda inner: [])
+            b.multi("barrier")
+            in_loop = False  # the next round writes the second array behind its first barrier, which all come to after they have read
         results: dict[Cell, tuple[Value, ...]] = {}
         for number, cell in enumerate(cells):
-            lanes: list[tuple[Value, ...]] = []
-            for lane in range(width):
-                total: tuple[Value, ...] | None = None
-                for warp in range(warps):
-                    where = (b.index(warp), b.index(number), b.index(lane), slot)
-                    values = tuple(b.op("load", array, *where) for array in arrays)
-                    total = values if total is None else combine(b, kind, total, values)
-                assert total is not None
-                lanes.append(total)
+            lanes = [combined(b, arrays, [b.index(warp) for warp in range(warps)], number, lane) for lane in range(width)]
             if width == 1:
                 results[cell] = lanes[0]
             else:

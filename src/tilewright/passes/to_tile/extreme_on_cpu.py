@@ -98,9 +98,10 @@ class ExtremeOnCpu:
         return b.if_(unsure, exactly, lambda inner: [best])[0]
 
     def _search(self, b: Builder, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
-        # A first, shorter run makes all others start at an aligned address.
+        # A first, shorter run makes all others start at an aligned address; what is one run anyway stays one.
         head = self.body.head(b, self.op)
-        first = b.index(0) if head is None else b.sub(head, b.index(self.run))
+        run = b.index(self.run)
+        first = b.index(0) if head is None else b.select(b.op("le", extent, run), b.index(0), b.sub(head, run))
         if self.rising:
             return self._search_rising(b, first, extent, start)
 

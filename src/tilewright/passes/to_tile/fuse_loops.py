@@ -1,6 +1,6 @@
 """Sums side by side are added up in one loop. Tile stage -> tile stage.
 
-In: a tile-stage kernel of products with few rows (`lower_gemv`), simplified. Out: the same, where loops over the same range that need nothing of each other, and
+In: a tile-stage kernel of products with few rows (`lower_gemv`) or of sums across rows, simplified. Out: the same, where loops over the same range that need nothing of each other, and
 conditions on the same value, are one. All loads of a step are then on their way together, and what both read is read once.
 
     %a = for %lo, %hi, %step, %0 (%k, %s) { … load %x … load %v … }        %a, %b = for %lo, %hi, %step, %0, %0 (%k, %s, %t) {

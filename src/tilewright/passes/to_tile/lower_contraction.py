@@ -17,7 +17,7 @@ summed indices one may be cut into steps (`inner`), the others being scalars of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -25,14 +25,17 @@ from tilewright.analysis.contraction import Contraction, Factor, Image, find_pro
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, Size, ceildiv, minimum
+from tilewright.base.sizes import product as size_product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.schedules.matrix import GpuProduct, Wgmma
+from tilewright.passes.schedules.matrix import GpuProduct, WarpProduct, Wgmma
 from tilewright.passes.to_tile.lower_loops import LoopLowering
+from tilewright.passes.windows.split_images import PAIRS
+from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
 
 def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> Kernel:
@@ -59,6 +62,8 @@ class _ContractionLowering(LoopLowering):
         region = found.parallel.regions[0]
         self.everything = list(walk(region))
         self.inner = schedule.inner if len(found.k) > 1 else -1
+        self.term = 0 if isinstance(schedule, Wgmma) and schedule.tf32_terms else -1
+        """The summed index over products of parts, all of which one step computes."""
         self.made = {result: op for op in self.everything for result in op.results}
 
     def run_contraction(self) -> Kernel:
@@ -159,7 +164,7 @@ class _ContractionLowering(LoopLowering):
             return self.found.k_size
         total = self._padded()
         for position, extent in enumerate(self.found.reduce_extents):
-            total = total if position == self.inner else total * extent
+            total = total if position in (self.inner, self.term) else total * extent
         return total
 
     def _padded(self) -> Size:
@@ -173,13 +178,14 @@ class _ContractionLowering(LoopLowering):
         number = b.cast(k, u32)
         rest = b.op("floordiv", number, padded)
         start = b.cast(b.sub(number, b.mul(rest, padded)), i64)
-        outer = [p for p in range(len(found.k)) if p != self.inner]
+        outer = [p for p in range(len(found.k)) if p not in (self.inner, self.term)]
         for position in reversed(outer[1:]):
             divisor = b.cast(b.index(found.reduce_extents[position]), u32)
             quotient = b.op("floordiv", rest, divisor)
             env[found.k[position]] = b.cast(b.sub(rest, b.mul(quotient, divisor)), i64)
             rest = quotient
-        env[found.k[outer[0]]] = b.cast(rest, i64)
+        if outer:
+            env[found.k[outer[0]]] = b.cast(rest, i64)
         return start
 
     def _walk_sum(self, b: Builder, k: Value, axis: int, env: dict[Value, Value]) -> list[Condition]:
@@ -197,12 +203,19 @@ class _ContractionLowering(LoopLowering):
         offsets = [
             b.index(0) if p is None else b.mul(env[found.k[p]], b.index(d)) for p, d in zip(lies.offsets, lies.dilations, strict=True)
         ]
-        rows, columns = (found.extents[p] for p in lies.pixels)
+        *planes, rows, columns = (ONE if p is None else found.extents[p] for p in lies.pixels)
+        if lies.moves:
+            # Pixels of later images, of which there is none in between.
+            image_index = factor.load.operands[1]
+            side = found.m if factor is found.a else found.n
+            local = {**env, found.indices[side[0]]: b.index(0)}
+            self._evaluate(b, [op for op in self._needed([image_index]) if op.results[0] not in local], local, [])
+            start = b.add(start, b.mul(local[image_index], b.index(size_product([*planes, rows, columns]))))
+        attrs: dict[str, Attr] = {"rows": rows, "columns": columns, "lower": lies.lower, "steps": lies.steps, "shape": (extent, self.matrix.k)}
+        if planes:
+            attrs["planes"] = planes[0]
         with b.at(factor.load.span):
-            return b.op(
-                "load_image", factor.load.operands[0], start, *offsets, channel,
-                rows=rows, columns=columns, lower=lies.lower, steps=lies.steps, shape=(extent, self.matrix.k),
-            )  # fmt: skip
+            return b.emit("load_image", [factor.load.operands[0], start, *offsets, channel], attrs)[0]
 
     # -- one tile -----------------------------------------------------------------------------------------------
 
@@ -216,6 +229,8 @@ class _ContractionLowering(LoopLowering):
         zero = b.op("broadcast", b.const(0, found.accumulator), shape=(schedule.m, schedule.n))
 
         def step(inner: Builder, k: Value, *totals: Value) -> list[Value]:
+            if self.term >= 0:
+                return [self._products_of_parts(inner, k, row, column, env, *totals)]
             a = self._factor(inner, found.a, found.m, row, schedule.m, k, 0, dict(env))
             dtype = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
             a = inner.cast(a, dtype)
@@ -228,9 +243,22 @@ class _ContractionLowering(LoopLowering):
             self.found = found
             return sums
 
+        low, high = b.index(0), b.index(self._steps())
+        bounds = sum_bounds(found) if schedule.horizontal == 1 and isinstance(schedule, WarpProduct) and schedule.split_k == 1 else ()
+        if bounds:
+            # Steps of the sum that the guards leave empty for all of the tile are skipped.
+            tile = {
+                found.indices[found.m[0]]: (row, b.add(row, b.index(schedule.m))),
+                found.indices[found.n[0]]: (column, b.add(column, b.index(schedule.n))),
+            }
+            first, behind = sum_range(b, bounds, tile)
+            if first is not None:
+                floored = b.mul(b.op("floordiv", first, b.index(schedule.k)), b.index(schedule.k))
+                low = b.op("max", low, floored)
+            high = high if behind is None else b.op("min", high, behind)
         with b.at(found.reduction.span):
             totals = b.for_(
-                b.index(0), b.index(self._steps()), b.index(schedule.k), [zero] * schedule.horizontal, step, name="k", role="sum",
+                low, high, b.index(schedule.k), [zero] * schedule.horizontal, step, name="k", role="sum",
                 stages=schedule.stages,
             )  # fmt: skip
         masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
@@ -238,6 +266,22 @@ class _ContractionLowering(LoopLowering):
         sums = {product.reduction: total for product, total in zip(self.products, totals, strict=True)}
         env.update((reduction.result, total) for reduction, total in sums.items())
         self.ops(b, [op for op in region.ops if op not in sums], env, masks)
+
+    def _products_of_parts(self, b: Builder, k: Value, row: Value, column: Value, env: Mapping[Value, Value], total: Value) -> Value:
+        """One step of a convolution in parts (`split_images`): each part of a factor is brought once."""
+        found, schedule = self.found, self.matrix
+        assert isinstance(schedule, Wgmma)
+        parts: list[dict[int, Value]] = [{}, {}]
+        for number, pair in enumerate(PAIRS[len(PAIRS) - schedule.tf32_terms :]):
+            for axis, (part, factor, side, start, extent) in enumerate(
+                zip(pair, (found.a, found.b), (found.m, found.n), (row, column), (schedule.m, schedule.n), strict=True)
+            ):
+                if part not in parts[axis]:
+                    local = {**env, found.k[self.term]: b.index(number)}
+                    parts[axis][part] = self._factor(b, factor, side, start, extent, k, axis, local)
+            with b.at(found.reduction.span):
+                total = b.op("dot", parts[0][pair[0]], parts[1][pair[1]], total)
+        return total
 
     def _factor(
         self, b: Builder, factor: Factor, side: Sequence[int], start: Value, extent: int, k: Value, axis: int, env: dict[Value, Value]

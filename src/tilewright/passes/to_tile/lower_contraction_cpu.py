@@ -18,18 +18,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, find_contraction
 from tilewright.base.dtypes import DType, i64
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
+from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
 from tilewright.passes.to_tile.panel_copies import PanelCopies
 from tilewright.passes.to_tile.panel_sides import Side, order
+from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
 SHORT = 6
 """Ops of an epilogue that is written out for a whole tile of registers; a longer one is a loop over its rows."""
@@ -65,6 +68,8 @@ class PanelLowering(PanelCopies):
         self.k_indices = tuple(found.k[p] for p in self.k_order)
         self.tiles = 1
         """Tiles of sums of one product that a block keeps."""
+        self.terms: tuple[Value, Value] | None = None
+        """Which terms of a stretch the next tile of sums has; None: all."""
         self.direct = self._direct()
         """Which indices of the second factor's load change along the sum, where panels of it are read without a copy."""
 
@@ -79,9 +84,11 @@ class PanelLowering(PanelCopies):
         batch = found.size(found.batch)
         across = maximum(ONE, ceildiv(columns, Size.of(s.n)))
         if not found.batch and s.keep == "b":
-            # As many blocks side by side as keep all cores busy to the end, as long as each has some panels.
+            # As many blocks side by side as keep all cores busy to the end, as long as each has some panels. Each of them copies all rows: where these are many
+            # more than columns, cores share out the rows.
             even = ceildiv(across, Size.of(self.target.multiprocessors)) * self.target.multiprocessors
-            across = maximum(across, minimum(even, ceildiv(columns, Size.of(2 * s.nr))))
+            most = minimum(ceildiv(columns, Size.of(2 * s.nr)), ceildiv(columns * self.target.multiprocessors, maximum(ONE, rows)))
+            across = maximum(across, minimum(even, most))
         width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(s.nr)) * s.nr)
         down = maximum(ONE, ceildiv(rows, Size.of(s.m)))
         # As many blocks as cores at least, as long as each has some panels to work on.
@@ -114,7 +121,7 @@ class PanelLowering(PanelCopies):
         once = known is not None and known <= s.k
         self._allocate(b, whole_a)
         self.tiles = 1 if once else (s.m // s.mr) * (s.n // s.nr)
-        self.sums = self._local(b, "sums", (products_of(s) * self.tiles, s.mr, s.nr), self.dtype)
+        self._allocate_sums(b, env)
         zero, one, length = b.index(0), b.index(1), b.index(total)
         # Stretches of one length, none of them much shorter than the others.
         even = ceildiv(total, maximum(ONE, ceildiv(total, Size.of(s.k))))
@@ -156,7 +163,7 @@ class PanelLowering(PanelCopies):
                     tile(deep, start, count, *((other, number) if whole_a else (number, other)), direct)
                     return []
 
-                inner.for_(zero, inside, one, [], one_tile, name="panel")
+                inner.for_(zero, self._panels_for(inner, number, inside, down, across), one, [], one_tile, name="panel")
                 return []
 
             def either(inner: Builder, number: Value) -> list[Value]:
@@ -174,6 +181,10 @@ class PanelLowering(PanelCopies):
         # A sum of nothing still has its results written.
         b.for_(zero, b.op("max", length, one), depth, [], stretch, name="start")
 
+    def _panels_for(self, b: Builder, number: Value, inside: Value, down: tuple[Value, Value], across: tuple[Value, Value]) -> Value:
+        """Panels of the factor that is kept that meet panel `number` of the other: all `inside`."""
+        return inside
+
     def _allocate(self, b: Builder, whole_a: bool) -> None:
         """Room for the copies of both factors."""
         s = self.matrix
@@ -184,6 +195,10 @@ class PanelLowering(PanelCopies):
         if self.direct:
             self.places = self._local(b, "places", (len(self.direct), s.k), i64)
 
+    def _allocate_sums(self, b: Builder, env: dict[Value, Value]) -> None:
+        s = self.matrix
+        self.sums = self._local(b, "sums", (products_of(s) * self.tiles, s.mr, s.nr), self.dtype)
+
     def _local(self, b: Builder, name: str, shape: tuple[int, ...], dtype: DType) -> Value:
         return b.op("alloc", dtype=dtype, shape=shape, space="local", align=64, name=name)
 
@@ -193,8 +208,25 @@ class PanelLowering(PanelCopies):
     ) -> None:  # fmt: skip
         """Add a stretch of the sum to the tile of sums at `where`; after the last one, do the rest of the kernel on it. `direct`: the second
         factor is read where it lies, from column `panels[1]` on."""
+        self.terms = self._terms(b, stretch, down[0], across[0])
         sums = self._multiply(b, env, where, *panels, *stretch, direct)
         self._keep_or_finish(b, env, sums, where, last, down, across)
+
+    def _terms(self, b: Builder, stretch: tuple[Value, Value], top: Value, left: Value) -> tuple[Value, Value] | None:
+        """Which terms of a stretch count for a tile of results, where guards leave out some; None: all of them."""
+        found, s = self.found, self.matrix
+        bounds = sum_bounds(found)
+        if not bounds:
+            return None
+        tile = {
+            found.indices[found.m[0]]: (top, b.add(top, b.index(s.mr))),
+            found.indices[found.n[0]]: (left, b.add(left, b.index(s.nr))),
+        }
+        first, behind = sum_range(b, bounds, tile)
+        start, count = stretch
+        zero = b.index(0)
+        low = zero if first is None else b.op("max", zero, b.sub(first, start))
+        return low, count if behind is None else b.op("min", count, b.sub(behind, start))
 
     # -- the innermost loop -------------------------------------------------------------------------------------
 
@@ -230,7 +262,8 @@ class PanelLowering(PanelCopies):
                 following.append(inner.fma(a, c, acc) if self.dtype.is_float else inner.add(inner.mul(a, c), acc))
             return following
 
-        done = b.for_(zero, count, b.index(1), [nothing] * s.mr, step, name="k")
+        low, high = self.terms or (zero, count)
+        done = b.for_(low, high, b.index(1), [nothing] * s.mr, step, name="k")
 
         def more(inner: Builder) -> list[Value]:
             return [
@@ -246,33 +279,49 @@ class PanelLowering(PanelCopies):
         across: tuple[Value, Value],
     ) -> None:  # fmt: skip
         """Keep a tile of sums for the next stretch, or do the rest of the kernel on it: from registers where that is short code."""
-        s, found = self.matrix, self.found
-        zero = b.index(0)
-        columns = self.index_tile(b, zero, 1, s.nr)
-        rest = [op for op in found.parallel.regions[0].ops if op is not found.reduction]
+        s = self.matrix
 
         def through_memory(at: Builder) -> list[Value]:
-            for number, row in enumerate(sums):
-                at.multi("store", self.sums, where, at.index(number), columns, row)
+            self._keep(at, sums, where)
             at.if_(last, lambda end: self._finish(end, env, where, down, across), lambda end: [])
             return []
 
-        def at_once(at: Builder) -> list[Value]:
-            local = dict(env)
-            digit = self._bind(at, local, self.b.indices, self.b.numbered, across[0])
-            local[self.b.indices[-1]] = self.index_tile(at, digit, 1, s.nr)
-            for number, row in enumerate(sums):
-                own = {**local, self.a.indices[0]: at.add(down[0], at.index(number)), found.reduction.results[0]: row}
-                self.ops(at, rest, own, [])
-            return []
-
-        if len(self.a.indices) > 1 or sum(op.opcode not in ("const", "size", "yield") for op in rest) > SHORT:
+        if not self._is_short():
             through_memory(b)
             return
         digit = self._apart(b, across[0], self.b.numbered)[-1]
         full = self._run_fits(b, digit, across[0], s.nr, across[1], self.b)
         full = b.logical_and(full, b.op("le", b.add(down[0], b.index(s.mr)), down[1]))
-        b.if_(b.logical_and(last, full), at_once, through_memory)
+        b.if_(b.logical_and(last, full), lambda at: self._finish_registers(at, env, sums, down[0], across[0]), through_memory)
+
+    def _rest(self) -> list[Op]:
+        """The ops of the kernel that follow its sum."""
+        return [op for op in self.found.parallel.regions[0].ops if op is not self.found.reduction]
+
+    def _is_short(self) -> bool:
+        """Whether the rest of the kernel can be written out for a whole tile."""
+        rest = self._rest()
+        return len(self.a.indices) == 1 and self._writes_vectors(rest) and not has_functions(rest) and sum(op.opcode not in ("const", "size", "yield") for op in rest) <= SHORT
+
+    def _keep(self, b: Builder, sums: Sequence[Value], where: Value) -> None:
+        columns = self.index_tile(b, b.index(0), 1, self.matrix.nr)
+        for number, row in enumerate(sums):
+            b.multi("store", self.sums, where, b.index(number), columns, row)
+
+    def _finish_registers(self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], top: Value, left: Value) -> list[Value]:
+        """The rest of the kernel on a whole tile of sums."""
+        local = dict(env)
+        digit = self._bind(b, local, self.b.indices, self.b.numbered, left)
+        local[self.b.indices[-1]] = self.index_tile(b, digit, 1, self.matrix.nr)
+        for number, row in enumerate(sums):
+            own = {**local, self.a.indices[0]: b.add(top, b.index(number)), self.found.reduction.results[0]: row}
+            self.ops(b, self._rest(), own, [])
+        return []
+
+    def _writes_vectors(self, rest: Sequence[Op]) -> bool:
+        """Whether results that are columns side by side lie side by side in memory. Those of a phase do not: a tile of them is an instruction for each."""
+        stores = [op for op in rest if op.opcode == "store"]
+        return all(address(op, self.found.forms).factor(self.b.indices[-1]) in (ZERO, ONE) for op in stores)
 
     def _finish(
         self, b: Builder, env: dict[Value, Value], where: Value, down: tuple[Value, Value], across: tuple[Value, Value]
@@ -285,6 +334,8 @@ class PanelLowering(PanelCopies):
         again = not any(op.opcode == "load" and op.operands[0] in written for op in rest)
         end = b.op("min", b.add(across[0], b.index(s.nr)), across[1])
         rows = b.op("min", b.sub(down[1], down[0]), b.index(s.mr))
+        # Functions are long chains of ops: several vectors side by side keep a CPU busy.
+        widths = (s.nr, self.lanes) if s.nr > self.lanes and has_functions(rest) else (self.lanes,)
 
         def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
             shift = at.sub(base, across[0])
@@ -300,7 +351,7 @@ class PanelLowering(PanelCopies):
                     self.ops(deep, rest, own, [])
                     return []
 
-                self._strips_of(inner, low, high, (self.lanes,), some, again)
+                self._strips_of(inner, low, high, widths, some, again)
                 return []
 
             at.for_(at.index(0), rows, at.index(1), [], by_row, name="row")
@@ -311,6 +362,11 @@ class PanelLowering(PanelCopies):
     def _tiles_of(self, b: Builder, where: Value) -> dict[Op, Value]:
         """Each sum of the kernel, and where its tile is; `where` is that of the first."""
         return {self.found.reduction: where}
+
+
+def has_functions(ops: Sequence[Op]) -> bool:
+    """Whether some op becomes a long chain of arithmetic."""
+    return any(OPS[op.opcode].group == "function" for op in ops)
 
 
 def _up(number: int, step: int) -> int:

@@ -31,6 +31,8 @@ def lower_gemv(kernel: Kernel, schedule: Gemv, target: Target) -> Kernel:
         attrs["min_blocks"] = schedule.resident
     if schedule.stages > 1:
         attrs["row_stages"] = schedule.stages
+    if schedule.is_row_matrix:
+        attrs["row_matrix"] = True
     if schedule.pdl:
         attrs["early"] = True
     return replace(lowered, attrs=MappingProxyType(attrs))

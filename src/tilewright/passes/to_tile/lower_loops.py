@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from types import MappingProxyType
 
 from tilewright.analysis.affine import Affine, address, analyse
 from tilewright.analysis.guarded import guarded_loads
-from tilewright.analysis.loop_nest import is_sweep, nest_of
+from tilewright.analysis.loop_nest import has_long_loops, inner_walks, is_sweep, nest_of
 from tilewright.analysis.recomputed import find_recomputed
 from tilewright.analysis.row_arrays import row_arrays
-from tilewright.base.dtypes import i64, u32
-from tilewright.base.sizes import ONE, Size, ceildiv
+from tilewright.base.dtypes import bool_, i64, u32
+from tilewright.base.sizes import ONE, Size, ceildiv, floordiv, maximum, minimum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Attrs, Block, Kernel, Op, Stage, Value, is_watched, walk, watched_axes
@@ -34,8 +35,12 @@ from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
 from tilewright.passes.common.combine import combine, combine_later, identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
+from tilewright.passes.common.scan_loops import find_scans, loads_inside
 from tilewright.passes.common.shift_rows import aligned_accesses, row_start, shift_of
+from tilewright.passes.rows.scan_rows import ScanRows
 from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.to_tile.borders import Borders
+from tilewright.passes.to_tile.column_sums import ColumnSums
 from tilewright.passes.to_tile.even_tiles import border_tests
 from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.to_tile.lower_while import WhileLowering
@@ -45,8 +50,22 @@ LINE = 64
 """Bytes that a CPU fetches together."""
 FETCHED = 4096
 """Elements by which what a CPU fetches lies ahead, if rows are not shorter."""
+LOOP_WEIGHT = 16
+"""How many elements of a CPU's work a point counts as that runs through a loop of its own."""
 SHORT_LOOP = 8
 """Turns of a short loop inside a reduction that are written out."""
+WINDOW_LOOP = 16
+"""The same where neighbouring results share what they load."""
+WRITTEN_OUT = 64
+"""Terms of a short sum that are."""
+
+
+class RowPart(Enum):
+    """Where in a row code is: among its borders, in the middle of any row, or in the middle of a row that is no border itself."""
+
+    BORDER = 0
+    MIDDLE = 1
+    INNER = 2
 
 
 def lower_loops(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
@@ -64,6 +83,9 @@ class LoopLowering:
         self.rank = len(self.tiled) + (1 if schedule.reduce_tile > 1 else 0)
         self.reduce_position = self.rank - 1 if schedule.reduce_tile > 1 else None
         self.inside_reduction = False
+        inner = () if target.simt or schedule.reduce_tile == 1 else inner_walks(kernel, self.nest)
+        self.inner_walks = {id(op) for op in inner}
+        """CPU: reductions and sweeps in serial loops that vectors go along, where there are none at the top."""
         self.border_tests = set() if target.simt else border_tests(kernel)
         """Conditions that are asked of a whole tile first."""
         self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard and not watched_axes(g.load)}
@@ -83,6 +105,24 @@ class LoopLowering:
         """For each `accumulate`, the indices of the loops that it stands in."""
         self.shift: Value | None = None
         """How many elements a row's tile begins before the row."""
+        self.scan = find_scans(kernel) if schedule.scan else None
+        """The loop that the threads of a block walk together."""
+        if self.scan is not None:
+            self.unguarded |= loads_inside(kernel, self.scan)
+        self.borders = self._find_borders()
+        self.place: RowPart | None = None
+        """Where in a row the code at hand is, where rows have borders."""
+        self.clips: dict[Value, Value] = {}
+        """Indices of sums that begin later, at a border, and where."""
+        self.clipped: set[int] = set()
+        """Comparisons that hold since sums end at the border."""
+
+    def _find_borders(self) -> Borders | None:
+        axis = self.schedule.vector_index
+        if self.target.simt or axis < 0 or len(self.tiled) != 1 or self.reduce_position is not None:
+            return None
+        borders = Borders(self.kernel, self.nest.parallel, self.forms, axis)
+        return borders if borders.any else None
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -96,8 +136,12 @@ class LoopLowering:
             blocks = self._cpu(b, env)
         attrs = dict(self.kernel.attrs)
         attrs["schedule"] = self.schedule.describe()
+        if not self.target.simt and has_long_loops(self.kernel, self.nest):
+            attrs["weight"] = LOOP_WEIGHT
         if self.schedule.whole:
             attrs["early"] = True  # such kernels are short: what starts them overlaps the end of the kernel before
+        if self.schedule.flat:
+            attrs["short_rows"] = True  # a row that registers hold has indices of 32 bits
         if self.schedule.resident:
             attrs["min_blocks"] = self.schedule.resident
         name = self.nest.reduce_extent.name
@@ -111,9 +155,9 @@ class LoopLowering:
             self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=MappingProxyType(attrs)
         )
 
-    def _block_indices(self, b: Builder, steps: Sequence[int]) -> tuple[Size, list[Value]]:
+    def _block_indices(self, b: Builder, steps: Sequence[int | Size]) -> tuple[Size, list[Value]]:
         """The number of blocks when index p advances by steps[p] per block, and this block's first index along each."""
-        counts = [ceildiv(extent, step) for extent, step in zip(self.nest.extents, steps, strict=True)]
+        counts = [ceildiv(extent, Size.of(step) if isinstance(step, int) else step) for extent, step in zip(self.nest.extents, steps, strict=True)]
         blocks = ONE
         for count in counts:
             blocks = blocks * count
@@ -143,7 +187,7 @@ class LoopLowering:
         extents = [b.index(e) for e in self.nest.extents]
         full: Value | None = None
         for p in self.tiled:
-            if self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
+            if self.nest.extents[p] == ONE or self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                 continue
             if self.schedule.window and p != self.schedule.along:
                 continue  # a thread's own results are all there or none is
@@ -153,8 +197,8 @@ class LoopLowering:
         def body(inner: Builder, masked: bool) -> list[Value]:
             local, masks = dict(env), []
             for p, index in enumerate(self.region.args):
-                if tiles[p] == 1:
-                    local[index] = starts[p]
+                if tiles[p] == 1 or self.nest.extents[p] == ONE:
+                    local[index] = starts[p]  # of an index that is always 0 there is one element, whatever the tile: stores need not name it
                     continue
                 local[index] = self.index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
                 cut = masked or (self.schedule.window and p != self.schedule.along)
@@ -175,6 +219,8 @@ class LoopLowering:
         return blocks
 
     def _cpu(self, b: Builder, env: dict[Value, Value]) -> Size:
+        if self.schedule.short_rows:
+            return self._cpu_rows(b, env)
         axis = self.schedule.vector_index
         steps = [1] * len(self.schedule.tiles)
         if axis >= 0 and self.tiled:
@@ -186,6 +232,12 @@ class LoopLowering:
         if rows == 1:
             self._cpu_row(b, env, starts)
             return blocks
+        if self.schedule.tiles[row_axis] > 1:
+            self._cpu_pairs(b, env, starts)
+            return blocks
+        if self.schedule.rows_inside:
+            self._cpu_row(b, env, starts, b.op("min", b.add(starts[row_axis], b.index(rows)), b.index(self.nest.extents[row_axis])))
+            return blocks
 
         def row(inner: Builder, number: Value) -> list[Value]:
             self._cpu_row(inner, env, [number if p == row_axis else s for p, s in enumerate(starts)])
@@ -195,14 +247,137 @@ class LoopLowering:
         b.for_(starts[row_axis], end, b.index(1), [], row, name="row")
         return blocks
 
-    def _cpu_row(self, b: Builder, env: dict[Value, Value], starts: Sequence[Value]) -> None:
-        """One block, or one of its rows: what lies along the vector axis from `starts` on."""
+    def _cpu_rows(self, b: Builder, env: dict[Value, Value]) -> Size:
+        """Sums over rows, several to a block: of long rows vectors lie along each, of short ones across them, along the index of which there are many."""
+        extents, length = self.nest.extents, maximum(ONE, self.nest.reduce_extent)
+        (reduction,) = self.nest.reductions
+        costs = self.target.costs
+        ends = self._indices_of(reduction.operands[0])
+        axes = [p for p in reversed(range(len(extents))) if self.region.args[p] not in ends][:2]
+        # Few results are shared out one by one.
+        spare = floordiv(product(extents), Size.of(costs.reductions.cpu_results))
+        steps: list[int | Size] = [1] * len(extents)
+        for p in axes:
+            steps[p] = maximum(ONE, minimum(extents[p], minimum(floordiv(Size.of(costs.caches.columns), length), spare)))
+            length, spare = length * maximum(ONE, extents[p]), floordiv(spare, maximum(ONE, extents[p]))
+        blocks, starts = self._block_indices(b, steps)
+        stops = {p: b.op("min", b.add(starts[p], b.index(steps[p])), b.index(extents[p])) for p in axes}
+
+        def each(at: Builder, places: Sequence[int], first: Sequence[Value], last: Callable[[Builder, list[Value]], object]) -> list[Value]:
+            """Walk the block along these indices, and do `last` for each."""
+            if not places:
+                last(at, list(first))
+                return []
+            at.for_(
+                first[places[0]], stops[places[0]], at.index(1), [],
+                lambda inner, number: each(inner, places[1:], [number if p == places[0] else v for p, v in enumerate(first)], last), name="row",
+            )  # fmt: skip
+            return []
+
+        def across(at: Builder, axis: int) -> list[Value]:
+            tile = self.schedule.reduce_tile
+            tiles = tuple(tile if p == axis else 1 for p in range(len(extents)))
+            other = LoopLowering(self.kernel, Schedule(tiles, 1, tile, vector_index=axis, chunk=tile, repeat=True), self.target)
+            return each(at, [p for p in reversed(axes) if p != axis], starts, lambda inner, own: other.row_between(inner, env, own, stops[axis]))
+
+        def long(at: Builder) -> list[Value]:
+            return each(at, list(reversed(axes)), starts, lambda inner, own: self._cpu_row(inner, env, own))
+
+        # Vectors lie along the innermost index where that is long; the elements of others are further apart, and rows have to be shorter still.
+        choices = [(axis, self.schedule.short_rows // (1 if place == 0 else 3), place == 0 and len(axes) > 1) for place, axis in enumerate(axes)]
+
+        def choose(at: Builder, left: Sequence[tuple[int, int, bool]]) -> list[Value]:
+            if not left:
+                return long(at)
+            axis, most, is_long = left[0]
+            fits = at.op("le", at.index(self.nest.reduce_extent), at.index(most))
+            if is_long:
+                fits = at.logical_and(fits, at.op("ge", at.index(extents[axis]), at.index(self.schedule.reduce_tile)))
+            at.if_(fits, lambda inner: across(inner, axis), lambda inner: choose(inner, left[1:]))
+            return []
+
+        choose(b, choices)
+        return blocks
+
+    def _indices_of(self, value: Value) -> set[Value]:
+        """The parallel indices that a value is made of."""
+        made = {result: op for op in self.region.ops for result in op.results}
+        found, pending = set[Value](), [value]
+        while pending:
+            current = pending.pop()
+            found.add(current)
+            op = made.get(current)
+            pending += [v for v in op.operands if v not in found] if op is not None else []
+        return found
+
+    def row_between(self, b: Builder, env: dict[Value, Value], starts: Sequence[Value], high: Value) -> None:
+        """Results along the vector axis from `starts` up to `high`."""
         axis = self.schedule.vector_index
 
+        def body(inner: Builder, index: Value) -> list[Value]:
+            self.ops(inner, self.region.ops, {**env, **{arg: index if p == axis else starts[p] for p, arg in enumerate(self.region.args)}}, [])
+            return []
+
+        self._repeating(b, starts[axis], high, (self.schedule.vector,), body)
+
+    def _cpu_pairs(self, b: Builder, env: dict[Value, Value], starts: Sequence[Value]) -> None:
+        """A block of rows and vectors of columns, both several at a time; what is left over one row at a time."""
+        schedule, one = self.schedule, b.index(1)
+        axis, row_axis, group = schedule.vector_index, schedule.row_axis, schedule.tiles[schedule.row_axis]
+        low = starts[axis]
+        high = b.op("min", b.add(low, b.index(schedule.chunk)), b.index(self.nest.extents[axis]))
+        end = b.op("min", b.add(starts[row_axis], b.index(schedule.rows_per_block)), b.index(self.nest.extents[row_axis]))
+        whole = b.add(starts[row_axis], b.mul(b.op("floordiv", b.sub(end, starts[row_axis]), b.index(group)), b.index(group)))
+
+        def results(at: Builder, row: Value, column: Value) -> list[Value]:
+            local = {**env, **{arg: column if p == axis else row if p == row_axis else starts[p] for p, arg in enumerate(self.region.args)}}
+            self.ops(at, self.region.ops, local, [])
+            return []
+
+        def columns(at: Builder, row: Value, width: int, single: Callable[[Builder], object]) -> None:
+            """All columns in vectors, the last of which ends where the row does; `single` where there are fewer."""
+            wide = at.index(width)
+
+            def vectors(deeper: Builder) -> list[Value]:
+                last = deeper.sub(high, wide)
+                place = self.tiled.index(axis)
+                deeper.for_(low, high, wide, [], lambda inner, k: results(inner, row, self.index_tile(inner, inner.op("min", k, last), place, width)))
+                return []
+
+            def narrow(deeper: Builder) -> list[Value]:
+                single(deeper)
+                return []
+
+            at.if_(at.op("ge", at.sub(high, low), wide), vectors, narrow)
+
+        def alone(at: Builder, first: Value, last: Value) -> None:
+            def row(inner: Builder, number: Value) -> list[Value]:
+                columns(inner, number, schedule.vector, lambda deeper: deeper.for_(low, high, one, [], lambda k, column: results(k, number, column)))
+                return []
+
+            at.for_(first, last, one, [], row, name="row")
+
+        def together(at: Builder, number: Value) -> list[Value]:
+            columns(at, self.index_tile(at, number, self.tiled.index(row_axis), group), schedule.tiles[axis], lambda deeper: alone(deeper, number, deeper.add(number, deeper.index(group))))
+            return []
+
+        b.for_(starts[row_axis], whole, b.index(group), [], together, name="rows")
+        alone(b, whole, end)
+
+    def _cpu_row(self, b: Builder, env: dict[Value, Value], starts: Sequence[Value], rows_end: Value | None = None) -> None:
+        """One block, or one of its rows: what lies along the vector axis from `starts` on. With `rows_end` the rows of a block are the inner loop."""
+        axis, row_axis = self.schedule.vector_index, self.schedule.row_axis
+
         def body(inner: Builder, index: Value | None) -> list[Value]:
+            if rows_end is not None:
+                inner.for_(starts[row_axis], rows_end, inner.index(1), [], lambda at, number: one_row(at, index, number), name="row")
+                return []
+            return one_row(inner, index, None)
+
+        def one_row(inner: Builder, index: Value | None, number: Value | None) -> list[Value]:
             local = dict(env)
             for p, arg in enumerate(self.region.args):
-                local[arg] = index if index is not None and p == axis else starts[p]
+                local[arg] = index if index is not None and p == axis else number if number is not None and p == row_axis else starts[p]
             self.ops(inner, self.region.ops, local, [])
             return []
 
@@ -212,15 +387,92 @@ class LoopLowering:
         tile = self.schedule.tiles[axis]
         low = starts[axis]
         high = b.op("min", b.add(low, b.index(self.schedule.chunk)), b.index(self.nest.extents[axis]))
+        if self.schedule.row_group:
+            indices = dict(env) | {arg: starts[p] for p, arg in enumerate(self.region.args) if p != axis}
+            ColumnSums(self, self.region.ops, self.region.args[axis], self.schedule.row_group, tile, self.schedule.vector).lower(b, indices, low, high)
+            return
+        if self.borders is not None and rows_end is None:
+            self._peeled(b, env, starts, low, high, body)
+            return
         if self.schedule.repeat:
             self._repeating(b, low, high, (tile, self.schedule.vector), body)
             return
         first = dict(env) | {arg: starts[p] for p, arg in enumerate(self.region.args)}
         self._test_rows(b, dict(first), self.region.args[axis])
+        if self.schedule.vector < tile:
+            self._narrowing(b, low, high, (tile, self.schedule.vector), body)
+            return
         head = self._head(b, self.region.ops, first, self.region.args[axis])
         self._strips(
             b, low, high, tile, head, [], [], lambda inner, k: body(inner, self.index_tile(inner, k, 0, tile)), body
         )
+
+    def _narrowing(self, b: Builder, low: Value, high: Value, widths: Sequence[int], body: Callable[..., list[Value]]) -> None:
+        """Walk low..high in tiles of these widths, the widest first, then one by one."""
+        end = b.op("max", low, high)
+        for width in widths:
+            size = b.index(width)
+            middle = b.add(low, b.mul(b.op("floordiv", b.sub(end, low), size), size))
+            b.for_(low, middle, size, [], lambda inner, k, width=width: body(inner, self.index_tile(inner, k, 0, width)))
+            low = middle
+        b.for_(low, end, b.index(1), [], body)
+
+    def _peeled(
+        self, b: Builder, env: Mapping[Value, Value], starts: Sequence[Value], low: Value, high: Value, body: Callable[..., list[Value]]
+    ) -> None:  # fmt: skip
+        """A row whose borders are done element by element, and its middle in vectors without the conditions that hold there."""
+        borders, tile, vector = self.borders, self.schedule.tiles[self.schedule.vector_index], self.schedule.vector
+        assert borders is not None
+        first = {**env, **{arg: starts[p] for p, arg in enumerate(self.region.args)}}
+        self._test_rows(b, dict(first), borders.index)
+        begin, end = borders.middle(b, low, high)
+        if not self.schedule.repeat:
+            end = b.add(begin, b.mul(b.op("floordiv", b.sub(end, begin), b.index(tile)), b.index(tile)))
+        # What has no room for a vector is a border as a whole.
+        least = b.index(vector if self.schedule.repeat else tile)
+        room = b.op("ge", b.sub(end, begin), least)
+        begin, end = b.select(room, begin, high), b.select(room, end, high)
+
+        def placed(place: RowPart) -> Callable[..., list[Value]]:
+            def inside(inner: Builder, index: Value) -> list[Value]:
+                before, self.place = self.place, place
+                try:
+                    return body(inner, index)
+                finally:
+                    self.place = before
+
+            return inside
+
+        def middle(at: Builder, place: RowPart, widths: Sequence[int]) -> list[Value]:
+            width, run = at.index(widths[0]), placed(place)
+            if not self.schedule.repeat:
+                at.for_(begin, end, width, [], lambda inner, k: run(inner, self.index_tile(inner, k, 0, widths[0])))
+                return []
+
+            def vectors(deeper: Builder) -> list[Value]:
+                last = deeper.sub(end, width)
+                deeper.for_(begin, end, width, [], lambda inner, k: run(inner, self.index_tile(inner, inner.op("min", k, last), 0, widths[0])))
+                return []
+
+            if len(widths) == 1:
+                return vectors(at)
+            at.if_(at.op("ge", at.sub(end, begin), width), vectors, lambda deeper: middle(deeper, place, widths[1:]))
+            return []
+
+        widths = (tile,) if tile == vector or not self.schedule.repeat else (tile, vector)
+        is_inner = borders.is_inner(b, first)
+        if is_inner is None:
+            middle(b, RowPart.INNER, widths)
+        else:
+            b.if_(is_inner, lambda at: middle(at, RowPart.INNER, widths), lambda at: middle(at, RowPart.MIDDLE, widths[-1:]))
+
+        def side(inner: Builder, number: Value) -> list[Value]:
+            after = inner.op("gt", number, inner.index(0))
+            start, stop = inner.select(after, end, low), inner.select(after, high, begin)
+            inner.for_(start, stop, inner.index(1), [], placed(RowPart.BORDER))
+            return []
+
+        b.for_(b.index(0), b.index(2), b.index(1), [], side, name="side")
 
     def _repeating(self, b: Builder, low: Value, high: Value, widths: Sequence[int], body: Callable[..., list[Value]]) -> None:
         """Walk low..high in vectors of the widest kind that fits; the last one ends where the row does and repeats a few elements."""
@@ -333,6 +585,12 @@ class LoopLowering:
             local = {**env, twice.loop.regions[0].args[0]: env[twice.sum.regions[0].args[0]]}
             self._store(b, [*(local[v] for v in twice.store.operands[:-1]), value], masks, {})
             return [value]
+        if id(op) in self.clipped:
+            return [b.const(True, bool_)]
+        if self.borders is not None and self.place in (RowPart.MIDDLE, RowPart.INNER):
+            known = self.borders.known(b, op, env, self.place is RowPart.INNER)
+            if known is not None:
+                return [known]
         operands = [env[v] for v in op.operands]
         if op.opcode == "load":
             attrs = self._access_attrs(op)
@@ -534,9 +792,16 @@ class LoopLowering:
         self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[Condition]
     ) -> Sequence[Value]:
         low, high, step, *init = operands
-        if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and not (shape_of(low) or shape_of(high)):
+        if self.scan is not None and op is self.scan.loop and self.reduce_position is not None:
+            was_inside, self.inside_reduction = self.inside_reduction, True
+            carried = ScanRows(self, self.scan, self.reduce_position, self.schedule.reduce_tile, env, masks).run(b, low, high, init)
+            self.inside_reduction = was_inside
+            return carried
+        if self.inner_walks and id(op) not in self.inner_walks:
+            pass
+        elif is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and not (shape_of(low) or shape_of(high)):
             return self._sweep(b, op, low, high, step, env, masks)
-        if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and self.schedule.row_lanes:
+        elif is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and self.schedule.row_lanes:
             return self._ragged_sweep(b, op, env, masks)
         varying = join(shape_of(low), shape_of(high))
 
@@ -564,7 +829,7 @@ class LoopLowering:
             bounds = self._extreme(b, "min", low), self._extreme(b, "max", high)
         else:
             bounds = low, high
-        return self._carried(b, bounds[0], bounds[1], self._item(b, step), init, body, op)
+        return self.carried(b, bounds[0], bounds[1], self._item(b, step), init, body, op)
 
     def _sweep(
         self, b: Builder, op: Op, low: Value, high: Value, step: Value, env: dict[Value, Value], masks: list[Condition]
@@ -606,6 +871,11 @@ class LoopLowering:
                 lambda inner: [],
             )
         else:
+            narrow = self.schedule.vector
+            if 1 < narrow < tile:
+                last = b.mul(b.op("floordiv", count, b.index(narrow)), b.index(narrow))
+                b.for_(whole, last, b.index(narrow), [], lambda inner, k: body(inner, self.index_tile(inner, k, position, narrow), False))
+                whole = last
             b.for_(whole, count, b.index(1), [], lambda inner, k: body(inner, k, False))
         self.inside_reduction = was_inside
         return []
@@ -675,7 +945,7 @@ class LoopLowering:
                 value = b.emit("reduce_tile", [value], attrs | ({"by_warp": True} if by_warp else {}))[0]
         return b.op("item", value)
 
-    def _carried(
+    def carried(
         self, b: Builder, low: Value, high: Value, step: Value, init: Sequence[Value], body: Callable[..., Sequence[Value]],
         op: Op,
     ) -> tuple[Value, ...]:  # fmt: skip
@@ -705,7 +975,7 @@ class LoopLowering:
         kind = str(op.attrs["kind"])
         dtypes = [dtype_of(r.type) for r in op.results]
         start = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
-        tiled = self.reduce_position is not None and not self.inside_reduction and bool(operands)
+        tiled = self.reduce_position is not None and not self.inside_reduction and bool(operands) and (not self.inner_walks or id(op) in self.inner_walks)
         if not self.target.simt and "dots" in self.kernel.attrs and not masks:
             if any(inner.opcode == "reduce" for inner in op.regions[0].ops):
                 return self._reduce_dimension(b, op, kind, operands, 0, env, masks, start, False)
@@ -714,6 +984,8 @@ class LoopLowering:
                 return self._dot(b, op, env)
         if not self.target.simt and not masks and len(operands) == 1 and not shape_of(operands[0]):
             self._test_reduction(b, op, operands[0], env)
+        if self.place in (RowPart.MIDDLE, RowPart.BORDER) and not masks:
+            return self._clipped_sum(b, op, kind, operands, env, start)
         was_inside, self.inside_reduction = self.inside_reduction, True
         try:
             if tiled and self._in_blocks(op, kind, operands, masks):
@@ -721,6 +993,34 @@ class LoopLowering:
             return self._reduce_dimension(b, op, kind, operands, 0, env, masks, start, tiled)
         finally:
             self.inside_reduction = was_inside
+
+    def _clipped_sum(
+        self, b: Builder, op: Op, kind: str, extents: Sequence[Value], env: dict[Value, Value], start: Sequence[Value]
+    ) -> Sequence[Value]:  # fmt: skip
+        """A sum near a border, which ends where what it reads does."""
+        assert self.borders is not None
+        made = {result: inner for inner in walk(self.region) for result in inner.results}
+        tests = self.borders.clipped(op, made, self.place is RowPart.MIDDLE)
+        args = op.regions[0].args
+        lows, highs = {arg: b.index(0) for arg in args}, dict(zip(args, extents, strict=True))
+        for form in tests.values():
+            (own,) = (v for v in form.values if v in args)
+            rest = b.index(form.constant)
+            for value, factor in form.factors:
+                if value is not own:
+                    rest = b.add(rest, env[value] if factor == ONE else b.mul(env[value], b.index(factor)))
+            if form.factor(own) == ONE:
+                lows[own] = b.op("max", lows[own], b.sub(b.index(0), rest))
+            else:
+                highs[own] = b.op("min", highs[own], b.add(rest, b.index(1)))
+        cut = {own for form in tests.values() for own in form.values if own in args}
+        bounds = [b.op("max", b.sub(highs[arg], lows[arg]), b.index(0)) if arg in cut else extent for arg, extent in zip(args, extents, strict=True)]
+        before = self.clips, self.clipped, self.inside_reduction
+        self.clips, self.clipped, self.inside_reduction = {**self.clips, **{arg: lows[arg] for arg in cut}}, self.clipped | set(tests), True
+        try:
+            return self._reduce_dimension(b, op, kind, bounds, 0, env, [], start, False)
+        finally:
+            self.clips, self.clipped, self.inside_reduction = before
 
     def _dot(self, b: Builder, op: Op, env: dict[Value, Value]) -> Sequence[Value]:
         """A sum of integers as long as a vector: LLVM makes one of the CPU's dot products of it."""
@@ -762,7 +1062,7 @@ class LoopLowering:
             def body(deeper: Builder, index: Value, *sums: Value) -> Sequence[Value]:
                 return along(deeper, dimension + 1, {**local, args[dimension]: index}, sums)
 
-            return self._carried(inner, inner.index(0), extents[dimension], inner.index(1), carried, body, op)
+            return self.carried(inner, inner.index(0), extents[dimension], inner.index(1), carried, body, op)
 
         trial = {**env, **dict.fromkeys(args[:-1], Value(INDEX))}
         shape = self._reduced_shape(b, lambda at, first, _, sums: terms(at, first, trial, sums), start, position, tile)
@@ -786,8 +1086,10 @@ class LoopLowering:
             return self._reduce_tiled(b, op, kind, extents[-1], env, masks, start)
         zero, one = b.index(0), b.index(1)
 
+        arg = op.regions[0].args[dimension] if extents else None
+
         def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
-            env[op.regions[0].args[dimension]] = index
+            env[op.regions[0].args[dimension]] = inner.add(self.clips[arg], index) if arg in self.clips else index
             if last:
                 values = self.ops(inner, op.regions[0].ops, dict(env), masks)
                 return self._combine(inner, kind, carried, values)
@@ -799,13 +1101,46 @@ class LoopLowering:
         if shape_of(extent):
             return self._ragged(b, op, kind, extents, dimension, env, masks, start)
         turns = self.forms[op.operands[dimension]].constant.constant if op.operands[dimension] in self.forms else None
-        if turns is not None and 0 < turns <= SHORT_LOOP and (len(extents) > 1 or self.schedule.window):
+        if turns is not None and self._is_written_out(op, dimension, turns):
             # A few turns stand one after another: what they load is on its way together.
             values: Sequence[Value] = start
             for turn in range(turns):
                 values = body(b, b.index(turn), *values)
             return values
-        return self._carried(b, zero, extent, one, start, body, op)
+        if not self.target.simt and kind.startswith("arg") and len(extents) == 1 and arg not in self.clips and self._rises(op):
+            return self._first_of_equals(b, op, kind, extent, env, masks, start)
+        return self.carried(b, zero, extent, one, start, body, op)
+
+    def _first_of_equals(
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], start: Sequence[Value]
+    ) -> Sequence[Value]:
+        """argmin or argmax term by term, where later terms have larger indices: one comparison for each."""
+        index = op.regions[0].args[-1]
+        dtypes = [dtype_of(v.type) for v in start]
+        nothing = identities(kind, dtypes)
+
+        def body(inner: Builder, number: Value, *carried: Value) -> Sequence[Value]:
+            values = self.ops(inner, op.regions[0].ops, {**env, index: number}, masks)
+            shape = join(*(shape_of(v) for v in (*carried, *values)))
+            return combine_later(inner, kind, [self.widen(inner, v, shape) for v in carried], [self.widen(inner, v, shape) for v in values])
+
+        best, place = self.carried(b, b.index(0), extent, b.index(1), [b.const(v, d) for v, d in zip(nothing, dtypes, strict=True)], body, op)
+        # Nothing beat the identity: all values are equal to it, and the first one is the place.
+        first = self.ops(b, op.regions[0].ops, {**env, index: b.index(0)}, masks)[1]
+        kept = shape_of(place)
+        lost = b.op("and", b.op("eq", place, b.splat(nothing[1], place)), self.widen(b, b.op("gt", extent, b.index(0)), kept))
+        return self._combine(b, kind, start, [best, b.select(lost, self.widen(b, first, kept), place)])
+
+    def _is_written_out(self, op: Op, dimension: int, turns: int) -> bool:
+        """Whether the turns of a reduction's dimension stand one after another."""
+        if turns < 1 or self.place is RowPart.BORDER or op.regions[0].args[dimension] in self.clips:
+            return False
+        if not self.schedule.short:
+            return turns <= (WINDOW_LOOP if self.schedule.window else SHORT_LOOP) and (len(op.operands) > 1 or self.schedule.window)
+        terms = 1
+        for extent in op.operands[dimension:]:
+            terms *= self.forms[extent].constant.constant or WRITTEN_OUT
+        return turns <= 2 * SHORT_LOOP and terms <= WRITTEN_OUT
 
     def _ragged(
         self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],
@@ -830,7 +1165,7 @@ class LoopLowering:
                 kept.append(inner.select(*(self.widen(inner, v, shape) for v in (active, value, old))))
             return kept
 
-        return self._carried(b, b.index(0), self._extreme(b, "max", extent), b.index(1), start, body, op)
+        return self.carried(b, b.index(0), self._extreme(b, "max", extent), b.index(1), start, body, op)
 
     def _combine(self, b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
         shape = join(*(shape_of(v) for v in (*left, *right)))
@@ -894,7 +1229,7 @@ class LoopLowering:
         if not self.target.simt:
             return self._reduce_on_cpu(b, op, kind, extent, env, masks, start, step, lanes)
         whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
-        sums: Sequence[Value] = self._carried(
+        sums: Sequence[Value] = self.carried(
             b, b.index(0), whole, b.index(tile), lanes, lambda inner, k, *c: step(inner, k, False, c), op
         )
         remainder = b.op("lt", whole, extent)
@@ -930,6 +1265,9 @@ class LoopLowering:
             values = self.ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
             return self._combine(inner, kind, carried, values)
 
+        narrow = self.schedule.vector
+        if self.inner_walks and 1 < narrow < self.schedule.reduce_tile:
+            return self._reduce_by_registers(b, op, kind, extent, env, masks, (start, lanes), step, single)
         # Sums of floats are taken in an order that does not depend on where the array lies.
         exact = kind not in ("add", "mul") or not dtype_of(start[0].type).is_float
         head = self._head(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, index_arg) if exact else None
@@ -938,6 +1276,31 @@ class LoopLowering:
             lambda inner, k, *carried: step(inner, k, False, carried), single,
         )  # fmt: skip
         return self._combine(b, kind, singles, self._folded(b, kind, wides))
+
+    def _reduce_by_registers(
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], starts: tuple[Sequence[Value], Sequence[Value]],
+        step: Callable[..., Sequence[Value]], single: Callable[..., Sequence[Value]],
+    ) -> Sequence[Value]:  # fmt: skip
+        """A reduction in a serial loop, which may be short: whole tiles, whole registers, single elements."""
+        position, (start, lanes) = self.reduce_position, starts
+        assert position is not None
+        wide, narrow = b.index(self.schedule.reduce_tile), b.index(self.schedule.vector)
+        middle = b.mul(b.op("floordiv", extent, wide), wide)
+        last = b.mul(b.op("floordiv", extent, narrow), narrow)
+
+        def register(inner: Builder, first: Value, *carried: Value) -> Sequence[Value]:
+            index = self.index_tile(inner, first, position, self.schedule.vector)
+            values = self.ops(inner, op.regions[0].ops, {**env, op.regions[0].args[-1]: index}, masks)
+            return self._combine(inner, kind, carried, [self.widen(inner, v, shape_of(index)) for v in values])
+
+        dtypes = [dtype_of(v.type) for v in start]
+        shape = tuple(self.schedule.vector if a == position else 1 for a in range(self.rank))
+        nothing = [self.widen(b, b.const(v, d), shape) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
+        wides = b.for_(b.index(0), middle, wide, lanes, lambda inner, k, *carried: step(inner, k, False, carried))
+        registers = b.for_(middle, last, narrow, nothing, register)
+        singles = b.for_(last, extent, b.index(1), start, single)
+        total = self._combine(b, kind, singles, self._folded(b, kind, wides))
+        return self._combine(b, kind, total, self._folded(b, kind, registers))
 
     def _rises(self, op: Op) -> bool:
         """Whether an argmin's or argmax's index grows with the reduction's own."""

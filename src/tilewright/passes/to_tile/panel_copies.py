@@ -154,6 +154,18 @@ class PanelCopies(LoopLowering):
         value = self.widen(b, value, shape)
         return b.select(self.widen(b, local[guard], shape), value, b.splat(0, value))
 
+    def _still(self, b: Builder, side: Side, env: dict[Value, Value]) -> dict[Value, Value]:
+        """`env` with what a factor is computed from that stays the same along the sum, such as the mean of a column."""
+        if side.factor.guard is not None:
+            return env  # nothing is read where a guard does not hold
+        local, moving = dict(env), set(self.k_indices)
+        for op in side.ops:
+            if not moving.isdisjoint(op.operands):
+                moving.update(op.results)
+            elif op.results[0] not in local:
+                self.ops(b, [op], local, [])
+        return local
+
     def _bind(self, b: Builder, env: dict[Value, Value], indices: Sequence[Value], extents: Sequence[Size], number: Value) -> Value:
         """Bind the loop indices that make up `number`; returns the innermost."""
         digits = self._apart(b, number, extents)
@@ -191,9 +203,10 @@ class PanelCopies(LoopLowering):
             shift = at.sub(base, first)
 
             def some(inner: Builder, place: Value, width: int) -> list[Value]:
+                still = self._still(inner, side, {**local, side.copied[-1]: self._several(inner, place, width)})
+
                 def each(deep: Builder, k: Value, found: dict[Value, Value]) -> None:
-                    own = {**local, **found, side.copied[-1]: self._several(deep, place, width)}
-                    value = self._value(deep, side, own)
+                    value = self._value(deep, side, {**still, **found})
                     value = self.widen(deep, value, (1, width)) if width > 1 else value
                     deep.multi("store", self.columns, panel, k, self._several(deep, deep.add(shift, place), width), value)
 
@@ -325,40 +338,6 @@ class PanelCopies(LoopLowering):
         steps(zero, whole, self.lanes)
         steps(whole, count, 1)
 
-    def _run(
-        self, b: Builder, env: dict[Value, Value], side: Side, first: Value, end: Value, width: int,
-        put: Callable[[Builder, Value, Value], object],
-    ) -> None:  # fmt: skip
-        """Copy `width` neighbours along a side, zeros from `end` on: as one vector where they lie side by side."""
-        zero, one = b.index(0), b.index(1)
-
-        def single(at: Builder, c: Value) -> list[Value]:
-            number = at.add(first, c)
-
-            def there(inner: Builder) -> list[Value]:
-                local = dict(env)
-                self._bind(inner, local, side.indices, side.extents, number)
-                return [self._value(inner, side, local)]
-
-            (value,) = at.if_(at.op("lt", number, end), there, lambda inner: [inner.const(0, side.dtype)])
-            put(at, c, value)
-            return []
-
-        def singles(at: Builder) -> list[Value]:
-            at.for_(zero, at.index(width), one, [], single, name="c")
-            return []
-
-        def together(at: Builder) -> list[Value]:
-            local = dict(env)
-            digit = self._bind(at, local, side.indices, side.extents, first)
-            local[side.indices[-1]] = self.index_tile(at, digit, 1, width)
-            value = self.widen(at, self._value(at, side, local), (1, width))
-            put(at, self.index_tile(at, zero, 1, width), value)
-            return []
-
-        digit = self._apart(b, first, side.extents)[-1]
-        b.if_(self._run_fits(b, digit, first, width, end, side), together, singles)
-
     def _pack_rows(
         self, b: Builder, env: dict[Value, Value], panel: Value, top: Value, bottom: Value, start: Value, count: Value
     ) -> None:
@@ -368,13 +347,44 @@ class PanelCopies(LoopLowering):
         if side.along_side:
             width = -(-s.mr // self.lanes) * self.lanes
 
-            def by_k(at: Builder, k: Value) -> list[Value]:
+            def together(at: Builder) -> list[Value]:
+                """As vectors, where rows lie side by side."""
                 local = dict(env)
-                self._bind(at, local, self.k_indices, self.k_extents, at.add(start, k))
-                self._run(at, local, side, top, bottom, width, lambda inner, c, v: inner.multi("store", self.rows, panel, k, c, v))
+                digit = self._bind(at, local, side.indices, side.extents, top)
+                local[side.indices[-1]] = self.index_tile(at, digit, 1, width)
+                still, places = self._still(at, side, local), self.index_tile(at, zero, 1, width)
+
+                def by_k(inner: Builder, k: Value) -> list[Value]:
+                    own = dict(still)
+                    self._bind(inner, own, self.k_indices, self.k_extents, inner.add(start, k))
+                    value = self.widen(inner, self._value(inner, side, own), (1, width))
+                    return list(inner.multi("store", self.rows, panel, k, places, value))
+
+                at.for_(zero, count, one, [], by_k, name="k")
                 return []
 
-            b.for_(zero, count, one, [], by_k, name="k")
+            def apart(at: Builder) -> list[Value]:
+                def single(inner: Builder, k: Value, c: Value) -> list[Value]:
+                    number = inner.add(top, c)
+
+                    def there(deep: Builder) -> list[Value]:
+                        local = dict(env)
+                        self._bind(deep, local, self.k_indices, self.k_extents, deep.add(start, k))
+                        self._bind(deep, local, side.indices, side.extents, number)
+                        return [self._value(deep, side, local)]
+
+                    (value,) = inner.if_(inner.op("lt", number, bottom), there, lambda deep: [deep.const(0, side.dtype)])
+                    return list(inner.multi("store", self.rows, panel, k, c, value))
+
+                def by_k(inner: Builder, k: Value) -> list[Value]:
+                    inner.for_(zero, inner.index(width), one, [], lambda deep, c: single(deep, k, c), name="c")
+                    return []
+
+                at.for_(zero, count, one, [], by_k, name="k")
+                return []
+
+            digit = self._apart(b, top, side.extents)[-1]
+            b.if_(self._run_fits(b, digit, top, width, bottom, side), together, apart)
             return
 
         def by_row(at: Builder, row: Value) -> list[Value]:
@@ -383,7 +393,7 @@ class PanelCopies(LoopLowering):
             def there(inner: Builder) -> list[Value]:
                 local = dict(env)
                 self._bind(inner, local, side.indices, side.extents, number)
-                self._along_k(inner, local, panel, row, start, count)
+                self._along_k(inner, self._still(inner, side, local), panel, row, start, count)
                 return []
 
             def outside(inner: Builder) -> list[Value]:

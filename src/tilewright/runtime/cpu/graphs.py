@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.base.artifact import FAILURE, Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.forks import fork_safe_lock
 from tilewright.runtime.core.call_list import CallList, Extent, Move, Number
@@ -69,6 +70,22 @@ class _RecordedCall:
     label: str
 
 
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """One launch of a recorded program, or (without a job) one call in Python, and the memory that it uses."""
+
+    label: str
+    artifact: Artifact | None
+    job: LaunchJob | None
+    extents: tuple[Extent, ...]
+    """Memory by address; what a call in Python uses is not known."""
+    scratch: frozenset[tuple[int, str]]
+    """Memory of the program itself, by the program's number and name; some launch writes it."""
+    run: Run | None = None
+    program: int = -1
+    """Which of the recorded programs it belongs to."""
+
+
 class HostGraph(RecordedGraph):
     """A graph of the CPU or the emulator."""
 
@@ -91,7 +108,7 @@ class HostGraph(RecordedGraph):
     def check_arguments(self, read: Mapping[str, object], given: Mapping[str, object]) -> None:
         """Refuse an array that had to be converted: a replay would see what it was, not what it is."""
         for name, value in read.items():
-            if isinstance(value, np.ndarray) and isinstance(given[name], np.ndarray) and not np.shares_memory(value, given[name]):
+            if isinstance(value, np.ndarray) and value.size and isinstance(given[name], np.ndarray) and not np.shares_memory(value, given[name]):
                 raise UserError.at(
                     "TW036", f"argument '{name}' is an array that must be converted first, which a replay would not do again",
                     help="convert it before the capture",
@@ -128,6 +145,21 @@ class HostGraph(RecordedGraph):
     def add_graph(self, graph: HostGraph) -> None:
         """Another graph, as a part of this one."""
         self._steps.append(_RecordedCall(graph.replay, "graph"))
+
+    def launches(self) -> list[RecordedLaunch]:
+        """Everything that a replay runs, launch by launch, in order."""
+        found: list[RecordedLaunch] = []
+        for step in self._steps:
+            if isinstance(step, _RecordedCall):
+                found.append(RecordedLaunch(step.label, None, None, (), frozenset(), step.run))
+                continue
+            program = self._programs[step]
+            for job in program.jobs:
+                names = [name for name in job.launch.args if name in program.arrays]
+                extents = tuple((*_bounds(program.arrays[name]), name in program.written) for name in names)
+                own = frozenset((step, name) for name in job.launch.args if name not in program.arrays and name not in program.numbers and name != FAILURE)
+                found.append(RecordedLaunch(job.launch.entry, program.program.artifact, job, extents, own, None, step))
+        return found
 
     @property
     def node_count(self) -> int:

@@ -38,6 +38,8 @@ ErrorCallback = Callable[[TilewrightError], None]
 class CudaDevice(CudaStreams, CudaMemory):
     """One GPU. Its context is made on first use."""
 
+    writes_pinned = True
+
     def __init__(self, driver: Driver, ordinal: int) -> None:
         super().__init__()
         self.driver = driver

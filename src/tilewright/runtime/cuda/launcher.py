@@ -75,7 +75,8 @@ def _bind() -> None:
         bind_symbol(name, id(value))
     bind_symbol("tilewright_streams_open", ctypes.addressof(streams.STREAM_NAMED))
     bind_symbol("tilewright_streams_special", ctypes.addressof(streams.FAST_PATH_OFF))
-    _bind_tensors(None)
+    # PyTorch may be known already: what it gave must stay.
+    _bind_tensors(tensor_access())
 
 
 _kept: list[object] = []

@@ -30,7 +30,8 @@ _MOST_STRIDE = 1 << 40
 _MOST_BOX = 256
 _MOST_PIXELS = 1024
 _MOST_STEP = 8
-_CORNERS = (-128, 127)
+_CORNERS = {4: (-128, 127), 5: (-16, 15)}
+"""By the axes of an image's array."""
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _ELEMENTS = {
     "bool": "UINT8", "i8": "UINT8", "u8": "UINT8", "f8e4m3": "UINT8", "f8e5m2": "UINT8", "i16": "UINT16", "u16": "UINT16",
@@ -83,11 +84,12 @@ def _pixel_problem(param: MapParam) -> str:
     counts = {len(param.lower), len(param.upper), len(param.steps)}
     if not param.pixels:
         return "" if counts == {0} else "it has corners or steps but no pixels"
-    if not 1 <= param.pixels <= _MOST_PIXELS or len(param.box) != 4 or param.box[:3] != (1, 1, 1):
-        return f"{param.pixels} pixels with the box {param.box} are not 1 to {_MOST_PIXELS} boxes of (1, 1, 1, channels)"
-    if counts != {2} or not all(1 <= step <= _MOST_STEP for step in param.steps):
+    axes = len(param.box) - 2
+    if not 1 <= param.pixels <= _MOST_PIXELS or len(param.box) not in _CORNERS or any(extent != 1 for extent in param.box[:-1]):
+        return f"{param.pixels} pixels with the box {param.box} are not 1 to {_MOST_PIXELS} boxes of (1, 1, 1, channels), or of five axes"
+    if counts != {axes} or not all(1 <= step <= _MOST_STEP for step in param.steps):
         corners = f"corners {param.lower} and {param.upper}"
-        return f"{corners} and steps {param.steps} are not two of each, with steps of 1 to {_MOST_STEP}"
+        return f"{corners} and steps {param.steps} are not {axes} of each, with steps of 1 to {_MOST_STEP}"
     return ""
 
 
@@ -120,15 +122,17 @@ def map_form(param: MapParam, sizes: Mapping[str, int]) -> MapForm:
 
 def _with_corners(param: MapParam, form: MapForm, sizes: Mapping[str, int]) -> MapForm:
     if form.empty:
-        return replace(form, lower=(0, 0), upper=(0, 0), steps=(1, 1, 1, 1))
+        axes = len(form.extents)
+        return replace(form, lower=(0,) * (axes - 2), upper=(0,) * (axes - 2), steps=(1,) * axes)
     lower, upper = (tuple(size.evaluate(sizes) for size in corner[::-1]) for corner in (param.lower, param.upper))
     corners = f"{list(lower[::-1])} and end at {list(upper[::-1])}"
-    if not all(_CORNERS[0] <= offset <= _CORNERS[1] for offset in (*lower, *upper)):
+    least, most = _CORNERS[len(form.extents)]
+    if not all(least <= offset <= most for offset in (*lower, *upper)):
         raise TargetLimit.at(
             "TW020", f"'{param.array}' is copied as an image whose positions start at {corners} from its corners, but these must be "
-            f"between {_CORNERS[0]} and {_CORNERS[1]}",
+            f"between {least} and {most}",
         )  # fmt: skip
-    if any(extent - 1 + high < low for extent, low, high in zip(form.extents[1:3], lower, upper, strict=True)):
+    if any(extent - 1 + high < low for extent, low, high in zip(form.extents[1:-1], lower, upper, strict=True)):
         problem = f"there are no positions that start at {corners} from its corners"
         raise CompilerBug.at("TW040", f"map of '{param.array}', {list(form.extents[::-1])}: {problem}")
     return replace(form, lower=lower, upper=upper, steps=(1, *param.steps[::-1], 1))

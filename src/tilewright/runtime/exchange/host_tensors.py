@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.dtypes import from_numpy
+from tilewright.base.dtypes import SCALARS, from_numpy
 from tilewright.runtime.exchange.imports import from_dlpack
 from tilewright.runtime.exchange.libraries import TORCH_NAMES, is_tensor
 
 
 def is_host_tensor(value: object) -> bool:
     """Whether it is a tensor of PyTorch in host memory."""
-    return is_tensor(value) and value.device.type == "cpu"  # type: ignore[attr-defined]
+    return is_tensor(value) and value.is_cpu  # type: ignore[attr-defined]
 
 
 def has_host_tensors(values: list[object]) -> bool:
@@ -32,7 +32,37 @@ def as_array(value: Any) -> Any:
     """A tensor in host memory as an array in the same memory; tuples of them likewise; other values as they are."""
     if isinstance(value, list | tuple):
         return tuple(as_array(part) for part in value)
-    return from_dlpack(value) if is_host_tensor(value) else value
+    if not is_host_tensor(value):
+        return value
+    if value.requires_grad and not sys.modules["torch"].is_grad_enabled():
+        value = value.detach()  # a parameter under no_grad is a tensor like others
+    kind = _kinds().get(value.dtype)
+    if kind is None or value.requires_grad:
+        return from_dlpack(value)
+    own, bits = kind
+    try:
+        return value.numpy() if bits is None else value.view(bits).numpy().view(own)
+    except (RuntimeError, TypeError):
+        return from_dlpack(value)  # which says what is wrong with it: sparse, conjugated, without memory
+
+
+_Kinds = dict[Any, tuple[np.dtype, Any]]
+_known: tuple[object, _Kinds] = (None, {})
+
+
+def _kinds() -> _Kinds:
+    """For PyTorch's dtypes: those of NumPy, and the integers of the same size where NumPy has them from another library."""
+    global _known
+    torch: Any = sys.modules["torch"]
+    if _known[0] is not torch:
+        found: _Kinds = {}
+        for dtype in SCALARS:
+            kind = getattr(torch, TORCH_NAMES.get(dtype.name, ""), None)
+            if kind is not None:
+                foreign = dtype.is_float and (dtype.bits == 8 or dtype.name == "bf16")
+                found[kind] = dtype.numpy, getattr(torch, f"int{dtype.bits}") if foreign else None
+        _known = torch, found
+    return _known[1]
 
 
 def as_tensor(value: Any) -> Any:

@@ -489,6 +489,8 @@ class ArrayDevice(DeviceRuntime):
     """A number no other device of the process has (`new_ordinal`)."""
     shares_with_libraries = False
     """Whether libraries for GPUs take its arrays and streams (`__cuda_array_interface__`)."""
+    writes_pinned = False
+    """Whether kernels reach page-locked memory of the host (`empty_pinned`) at the addresses that the host uses."""
 
     # -- memory -------------------------------------------------------------------------------------------------
 

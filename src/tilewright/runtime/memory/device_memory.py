@@ -223,7 +223,11 @@ class _PoolToken:
 
 
 class PythonArena:
-    """Free lists as Python lists; for interpreters whose objects machine code cannot read. The pool's lock protects it."""
+    """Free lists as Python lists; for interpreters whose objects machine code cannot read, and for devices whose calls are Python's. The pool's lock
+    protects it."""
+
+    block: type[MemoryBlock] = MemoryBlock
+    """What it gives."""
 
     def __init__(self, retire: Retire) -> None:
         self._retire = retire
@@ -253,7 +257,7 @@ class PythonArena:
         self._in_use += size
         self._taken += 1
         self._peak = max(self._peak, self._in_use)
-        return MemoryBlock(pointer, size, stream, self, _PoolToken(pointer, self._returned))
+        return self.block(pointer, size, stream, self, _PoolToken(pointer, self._returned))
 
     def settle(self, order: Callable[[int, int], None]) -> None:
         while self._returned:
@@ -324,7 +328,7 @@ class MemoryPool:
         self.forgotten: set[int] = set()
         """Streams that ended; all they did is done."""
         self.arena: Arena = (arena or PythonArena)(retire or self.retire)
-        self._take: Callable[[int, int], MemoryBlock | None] = self.arena.take if arena else self._locked_take
+        self._take: Callable[[int, int], MemoryBlock | None] = self._locked_take if isinstance(self.arena, PythonArena) else self.arena.take
         self.make: Callable[[tuple[int, ...], DType, int], Any] = _make_nothing
         """A `DeviceArray` in a block just taken, where machine code can make it; else None."""
         self.limit = limit
@@ -447,7 +451,7 @@ class MemoryPool:
 
     def blocks(self) -> list[MemoryBlock]:
         """The blocks in use. Looks at every object of the process, so it takes its time."""
-        return [item for item in gc.get_objects() if type(item) is MemoryBlock and item.arena is self.arena and not item.freed]
+        return [item for item in gc.get_objects() if isinstance(item, MemoryBlock) and item.arena is self.arena and not item.freed]
 
     # -- asking -------------------------------------------------------------------------------------------------
 

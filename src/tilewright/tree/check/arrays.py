@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
 from tilewright.base.intervals import clamped
-from tilewright.base.sizes import Size, contiguous_strides, has_numbers, maximum
+from tilewright.base.sizes import ONE, Size, contiguous_strides, has_numbers, maximum
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import interval
@@ -41,6 +41,7 @@ class ArrayTable:
     def __init__(self, function: syntax.Function, args: Sequence[ArgSpec], context: Context, sizes: SizeChecker) -> None:
         self.context = context
         self.sizes = sizes
+        self.kernel_span = function.span
         self.params: list[ArrayInfo | ScalarInfo] = []
         self.inputs: dict[str, ArrayInfo] = {}
         self.by_name: dict[str, ArrayInfo] = {}
@@ -70,7 +71,9 @@ class ArrayTable:
             scalar = ScalarInfo(param.name, dtype, weak)
             self.params.append(self.annotated_scalar(param, scalar))
         else:
-            shape = tuple(self.context.state.solution.of(f"{param.name}${axis}") for axis in range(arg.rank))
+            for axis in arg.ones:
+                self.context.state.equations.defined.setdefault((f"{param.name}${axis}", ONE), param.span)
+            shape = tuple(ONE if axis in arg.ones else self.context.state.solution.of(f"{param.name}${axis}") for axis in range(arg.rank))
             strides = contiguous_strides(shape) if arg.strides is None else tuple(
                 Size.of(f"{param.name}$s{axis}" if s is None else s) for axis, s in enumerate(arg.strides)
             )  # fmt: skip
@@ -144,6 +147,8 @@ class ArrayTable:
     # -- arrays -------------------------------------------------------------------------------------------------------
 
     def new_array(self, name: str, dtype: DType, shape: Shape, role: str | None = None) -> ArrayInfo:
+        for extent in shape:
+            self.sizes.known(extent, self.kernel_span)
         unique, number = name, 0
         while unique in self.by_name or any(p.name == unique for p in self.params):
             number += 1
@@ -155,6 +160,8 @@ class ArrayTable:
 
     def temporary(self, name: str, dtype: DType, shape: Shape) -> ArrayInfo:
         """An array for one value, written as soon as it is made."""
+        for extent in shape:
+            self.sizes.known(extent, self.kernel_span)
         array = row_major(f"{name}${len(self.by_name)}", dtype, shape, "scratch", self.alignment())
         self.by_name[array.name] = array
         self.temporaries.add(array.name)

@@ -125,6 +125,9 @@ class BodyChecker:
                 self.context.sink.error("TW017", f"'{self.kernel.name}' returns nothing", self.kernel.span, "return the arrays it makes")
         else:
             self.results = [a for a in self.arrays.by_name.values() if a.role == "output"]
+            order = self.kernel.option(syntax.OUTPUT_ORDER)
+            if isinstance(order, tuple):  # what a function returns, which may have been stored in another order
+                self.results.sort(key=lambda a: order.index(a.name) if a.name in order else len(order))
             if not self.results and not any(p.in_place for p in self.kernel.params) and not self.context.sink.errors:
                 self.context.sink.error("TW017", "the kernel writes no output", self.kernel.span, "write out[…] = …, or yield in a reduce kernel")
         for param in self.kernel.params:
@@ -498,7 +501,7 @@ class BodyChecker:
         binding = self.context.scope.find(base.id) if isinstance(base, syntax.Name) and not self.context.loops else None
         if not isinstance(binding, ArrayInfo) or binding.role == "input" or not binding.shape or binding.name in self.arrays.temporaries:
             return None
-        bare = all(isinstance(n, syntax.Slice) and n.lo is None and n.hi is None for n in nodes)
+        bare = all(isinstance(n, syntax.Slice) and n.lo is None and n.hi is None and n.step is None for n in nodes)
         assert isinstance(base, syntax.Name)
         return base if bare and len(nodes) <= len(binding.shape) else None
 
@@ -741,6 +744,7 @@ class BodyChecker:
             self.results.append(binding)
             return
         value = self.typing.settled(self.expressions.expr(node))
+        self.expressions.masks.refuse(value.shape, node.span)
         title = node.id if isinstance(node, syntax.Name) and value.shape and node.id not in self.arrays.inputs else name
         array = self.arrays.new_array(title, value.dtype, value.shape, "output")
         self.arrays.written.add(array.name)

@@ -78,6 +78,8 @@ class Context:
         """The statement around assigns whole arrays."""
         self.tile_keys: dict[Variable, Key] = {}
         """The declarations of tiles that do not change."""
+        self.masks: list[Expr] = []
+        """The masks that select elements."""
         self.written_later: frozenset[str] = frozenset()
         """Arrays whose elements an ordered loop around writes: its reads may be of what iterations before wrote."""
         self.in_grid = False

@@ -40,6 +40,7 @@ from tilewright.tree.typed import (
     Limits,
     Local,
     LoopVar,
+    Picked,
     Product,
     SetVar,
     Shape,
@@ -83,6 +84,8 @@ class ElementBuilder:
             for axis, index in zip(value.kept, indices, strict=True):
                 places[axis] = self.shifted(places[axis], index, span)
             return Element(value.array, tuple(places), span=span)
+        if isinstance(value, Picked):
+            return self.element(value.value, self.places(value, indices, span), span)
         if isinstance(value, Product):
             return self.product_element(value, indices)
         if isinstance(value, Fold):
@@ -90,6 +93,22 @@ class ElementBuilder:
         if isinstance(value, TileLocal):
             return self.local_element(value, indices, span)
         return value
+
+    def places(self, value: Picked, indices: Sequence[Expr], span: Span) -> tuple[Expr, ...]:
+        """The indices of the element that a pick has there."""
+        found: list[Expr] = []
+        for axis in value.axes:
+            if axis.index is not None:
+                own = indices[axis.along : axis.along + len(axis.index.shape)]
+                place = self.element(axis.index, self.aligned(axis.index.shape, own, span), span)
+            else:
+                place = indices[axis.along]
+                if axis.step != 1:
+                    place = self.typing.binary("*", place, self.typing.literal(axis.step, span), span)
+                if axis.start is not None:
+                    place = self.typing.binary("+", axis.start, place, span)
+            found.append(place)
+        return tuple(found)
 
     def aligned(self, shape: Shape, indices: Sequence[Expr], span: Span) -> tuple[Expr, ...]:
         """The indices of an operand that repeats along missing leading axes and along extents of 1."""
@@ -133,11 +152,14 @@ class ElementBuilder:
 
     def product_element(self, value: Product, indices: Sequence[Expr]) -> Expr:
         left, right, span = value.left, value.right, value.span
-        rows, columns = indices[: len(left.shape) - 1], indices[len(left.shape) - 1 :]
-        bounds = dict.fromkeys((*limits_of(left)[-1], *limits_of(right)[0]))
+        batch = len(value.shape) - min(len(left.shape) - 1, 1) - min(len(right.shape) - 1, 1)
+        first = batch + min(len(left.shape) - 1, 1)
+        rows = (*self.aligned(left.shape[:-2], indices[:batch], span), *indices[batch:first])
+        others, columns = self.aligned(right.shape[:-2], indices[:batch], span), indices[first:]
+        bounds = dict.fromkeys((*limits_of(left)[-1], *limits_of(right)[-2:][0]))
 
         def term(at: tuple[Expr, ...]) -> Expr:
-            return self.typing.binary("*", self.element(left, (*rows, *at), span), self.element(right, (*at, *columns), span), span)
+            return self.typing.binary("*", self.element(left, (*rows, *at), span), self.element(right, (*others, *at, *columns), span), span)
 
         return self.accumulated("add", value.dtype, [(left.shape[-1], tuple(bounds))], term, span)
 
@@ -157,6 +179,7 @@ class ElementBuilder:
 
     def index(self, extent: Size, bounds: Sequence[Expr], span: Span) -> LoopVar:
         """An index over the elements of an axis."""
+        self.sizes.known(extent, span)
         lo, hi = self.typing.literal(0, span), SizeValue(extent, span=span)
         end: Expr = hi
         for bound in bounds:
@@ -170,7 +193,7 @@ class ElementBuilder:
     ) -> Expr:  # fmt: skip
         """`kind` of the terms over the domain: a variable and a loop, put before the statement at hand."""
         var = Variable(self.context.fresh(kind), dtype, "", True)
-        self.context.emit(SetVar(var, Const(_identity(kind, dtype), dtype, span=span), True, span=span))
+        self.context.emit(SetVar(var, Const(identity(kind, dtype), dtype, span=span), True, span=span))
         indices = tuple(self.index(extent, bounds, span) for extent, bounds in domain)
         with self.context.inside(indices) as body:
             value = self.typing.convert(term(tuple(IndexRef(i, span=span) for i in indices)), dtype)
@@ -234,14 +257,16 @@ class ElementBuilder:
     def matrix_product(self, what: str, a: Expr, b: Expr, span: Span) -> Expr:
         """`a @ b`"""
         ranks = len(a.shape), len(b.shape)
-        if not all(1 <= rank <= 2 for rank in ranks):
+        if not all(ranks):
             raise self.context.fail("TW003", f"{what} takes vectors and matrices, got ranks {ranks[0]} and {ranks[1]}", span)
         met = self.typing.meet(what, [a, b], span)
         dtype = self.context.default_float if met[1] == "float" else sum_dtype(met[0], "add")
         a, b = self.typing.convert(a, dtype), self.typing.convert(b, dtype)
-        if a.shape[-1] != b.shape[0]:
-            self.sizes.make_equal(a.shape[-1], b.shape[0], span)
-        value = Product(a, b, dtype, (*a.shape[:-1], *b.shape[1:]), span=span)
+        along = b.shape[-2:][0]
+        if a.shape[-1] != along:
+            self.sizes.make_equal(a.shape[-1], along, span)
+        batch = self.sizes.broadcast([a.shape[:-2], b.shape[:-2]], span)
+        value = Product(a, b, dtype, (*batch, *a.shape[-2:-1], *(b.shape[-1:] if ranks[1] > 1 else ())), span=span)
         if not value.shape:
             return self.element(value, (), span)
         return value if self.context.loops else self.computed("product", value, span)
@@ -283,10 +308,12 @@ class ElementBuilder:
             return replace(value, args=tuple(self.pick(a, indices, span) for a in value.args), shape=())
         if isinstance(value, Cast):
             return replace(value, value=self.pick(value.value, indices, span))
+        if isinstance(value, Picked):
+            return self.pick(value.value, self.places(value, self.aligned(value.shape, indices, span), span), span)
         raise Skip
 
 
-def _identity(kind: str, dtype: DType) -> int | float | bool:
+def identity(kind: str, dtype: DType) -> int | float | bool:
     """What changes nothing when combined."""
     if kind in ("and", "or"):
         return kind == "and"
@@ -300,14 +327,35 @@ def is_zero(expr: Expr) -> bool:
     return isinstance(expr, Const) and expr.value == 0
 
 
+def every(bound: Expr, step: int) -> Expr:
+    """How many of so many elements every `step`th are."""
+    if step == 1:
+        return bound
+    more = Apply("add", (bound, Const(step - 1, i64)), i64, "index", span=bound.span)
+    return Apply("floordiv", (more, Const(step, i64)), i64, "index", span=bound.span)
+
+
 def limits_of(value: Expr) -> Limits:
     """For each axis, what bounds the elements the value has."""
     if isinstance(value, TypedView | TileLocal):
         return value.limits
     if isinstance(value, Transpose):
         return limits_of(value.value)[::-1]
+    if isinstance(value, Picked):
+        found: list[tuple[Expr, ...]] = [() for _ in value.shape]
+        for axis, bounds in zip(value.axes, limits_of(value.value), strict=True):
+            if axis.index is None:
+                found[axis.along] = tuple(every(bound, axis.step) for bound in bounds)
+        return tuple(found)
     if isinstance(value, Product):
-        return limits_of(value.left)[:-1] + limits_of(value.right)[1:]
+        left, right = limits_of(value.left), limits_of(value.right)
+        ends = left[-2:-1] + (right[-1:] if len(right) > 1 else ())
+        batch: list[dict[Expr, None]] = [{} for _ in range(len(value.shape) - len(ends))]
+        for part, own in ((value.left, left), (value.right, right)):
+            for place, bounds in enumerate(reversed(own[:-2]), 1):
+                if part.shape[-2 - place] != ONE:
+                    batch[-place].update(dict.fromkeys(bounds))
+        return tuple(map(tuple, batch)) + ends
     if isinstance(value, Fold):
         inner = limits_of(value.value)
         return tuple(() if axis in value.axes else inner[axis] for axis in range(len(inner)) if value.keep or axis not in value.axes)

@@ -11,12 +11,16 @@ from dataclasses import replace
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
-from tilewright.base.sizes import Size, product
+from tilewright.base.sizes import ONE, Size, product
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Late, Skip
-from tilewright.tree.check.elements import ElementBuilder
+from tilewright.tree.check.elements import ElementBuilder, identity
+from tilewright.tree.check.functions.number_functions import ARITY as NUMBER_FUNCTIONS
+from tilewright.tree.check.functions.number_functions import NumberFunctions
+from tilewright.tree.check.indexing.masks import MaskChecker, is_masked
+from tilewright.tree.check.indexing.picks import PickChecker, expanded
 from tilewright.tree.check.infer import constant_of, size_of, sum_dtype
 from tilewright.tree.check.operations import COMPARISONS, FLOAT_FUNCTIONS, ROUNDINGS, Typing
 from tilewright.tree.check.random_draws import DTYPES as RANDOM
@@ -43,6 +47,7 @@ from tilewright.tree.typed import (
     ScalarRef,
     Shape,
     SizeValue,
+    TypedView,
     Whole,
 )
 from tilewright.tree.typed_text import show_expr
@@ -53,13 +58,15 @@ _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
     "gelu": (1, 2), "min": (2, 99), "max": (2, 99), "pow": (2, 2), "clamp": (3, 3), "fma": (3, 3), "where": (3, 3),
     "select": (3, 3), "cast": (2, 2), "bitcast": (2, 2), "maximum": (2, 99), "minimum": (2, 99), "dot": (2, 2), "matmul": (2, 2), "transpose": (1, 1),
-    "row_max": (1, 1), "row_min": (1, 1), "row_sum": (1, 1),
+    "row_max": (1, 1), "row_min": (1, 1), "row_sum": (1, 1), "frexp": (1, 1), **{name: (count, count) for name, count in NUMBER_FUNCTIONS.items()},
 }  # fmt: skip
 _TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
 CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
+STATISTICS = ("mean", "var", "std", "norm")
+"""Reductions that are made of sums."""
 UNREAD = "this could not be read"
 """The message about a `syntax.Broken`; whoever read the text has said more."""
-FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier", *RANDOM)
+FUNCTIONS = (*_ARITY, *CREATORS, *STATISTICS, "reduce", "grid", "range", "shared", "barrier", *RANDOM)
 
 
 class ExpressionChecker:
@@ -72,7 +79,10 @@ class ExpressionChecker:
         self.arrays = arrays
         self.elements = elements
         self.random = RandomDraws(context, typing)
+        self.number_functions = NumberFunctions(context, typing)
         self.slices = SliceChecker(context, sizes, typing, elements, self.expr)
+        self.masks = MaskChecker(context, sizes)
+        self.picks = PickChecker(context, sizes, typing, elements, self.slices, self.expr)
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -160,13 +170,17 @@ class ExpressionChecker:
             array = self.array(node.value)
             if array is None:
                 raise self.context.fail("TW009", f"'{_text(node.value)}' is not an array and has no shape", node.span)
+            self.masks.refuse(array.shape, node.span)
             return tuple(SizeValue(s, span=node.span) for s in array.shape[len(self.lead(node.value)) :])
         if isinstance(node, syntax.Name):
             binding = self.context.scope.find(node.id)
             return binding if isinstance(binding, tuple) else None
+        if isinstance(node, syntax.Call) and isinstance(node.function, syntax.Name) and node.function.id == "frexp":
+            self._count_arguments("frexp", node)
+            return self.number_functions.frexp(self.expr(node.args[0].value), node.span)
         if isinstance(node, syntax.Index) and len(node.indices) == 1 and isinstance(node.indices[0], syntax.Slice) and _may_be_tuple(node.value):
             items = self.extents(node.value)
-            return None if items is None else items[self._edge(node.indices[0].lo) : self._edge(node.indices[0].hi)]
+            return None if items is None else items[slice(*map(self._edge, (node.indices[0].lo, node.indices[0].hi, node.indices[0].step)))]
         return None
 
     def _edge(self, node: syntax.Expr | None) -> int | None:
@@ -258,6 +272,7 @@ class ExpressionChecker:
             return self.elements.tile_function("transpose", [self.expr(node.value)], node.span)
         owner = self.array(node.value)
         if owner is not None and node.name == "size":
+            self.masks.refuse(owner.shape, node.span)
             return SizeValue(product(owner.shape[len(self.lead(node.value)) :]), span=node.span)
         if owner is not None and node.name == "ndim":
             return self.typing.literal(len(owner.shape) - len(self.lead(node.value)), node.span)
@@ -277,7 +292,10 @@ class ExpressionChecker:
 
     def indexed(self, node: syntax.Index) -> Expr:
         base, indices = flatten_index(node)
-        items = self.extents(base) if isinstance(base, syntax.Attribute | syntax.Tuple | syntax.Name) and (
+        if base is not node.value and self.index_arrays(indices[: len(indices) - len(node.indices)]):
+            # `x[rows][0]` is an index of what `x[rows]` is.
+            base, indices = node.value, node.indices
+        items = self.extents(base) if isinstance(base, syntax.Attribute | syntax.Tuple | syntax.Name | syntax.Call) and (
             not isinstance(base, syntax.Attribute) or base.name == "shape"
         ) else None  # fmt: skip
         if items is not None:
@@ -298,14 +316,68 @@ class ExpressionChecker:
             raise self.context.fail("TW003", f"'{_text(base)}' is not an array and cannot be indexed", node.span)
         if isinstance(array, ArrayInfo):
             self.arrays.on_read(array, node.span)
-            lead = self.lead(base)
-            if len(indices) + len(lead) < array.rank or any(isinstance(i, syntax.Slice) for i in indices):
+        lead = self.lead(base)
+        indices = expanded(indices, len(array.shape) - len(lead))
+        picks = self.index_arrays(indices)
+        is_part = len(indices) < len(array.shape) - len(lead) or any(isinstance(i, syntax.Slice) for i in indices)
+        adds = any(isinstance(i, syntax.Nothing) or (isinstance(i, syntax.Slice) and i.step is not None) for i in indices)
+        if picks or adds or (is_part and not isinstance(array, ArrayInfo | TypedView)):
+            given = sum(not isinstance(i, syntax.Nothing) for i in indices)
+            if given > len(array.shape) - len(lead):
+                raise self.context.fail("TW003", f"'{_text(base)}' has rank {len(array.shape) - len(lead)} but is indexed with {given} {'index' if given == 1 else 'indices'}", node.span)
+            if any(value.dtype.is_bool for value in picks.values()):
+                return self.masked(_text(base), array, lead, indices, picks, node.span)
+            return self.picks.picked(_text(base), array, lead, indices, picks, node.span)
+        self.masks.refuse(array.shape, node.span)
+        if isinstance(array, ArrayInfo):
+            if is_part:
                 return self.slices.view(array, lead, indices, node.span)
             return Element(array, self.slices.access(array, indices, node.span, lead=lead), span=node.span)
         if self.context.loops:
             return self.slices.part_of_tile(_text(base), array, indices, node.span)
         values = self.slices.index_values(_text(base), array.shape, indices, node.span)
         return self.elements.pick(array, values, node.span)
+
+    def masked(self, name: str, array: ArrayInfo | Expr, lead: tuple[Expr, ...], indices: tuple[syntax.Expr, ...], arrays: dict[int, Expr], span: Span) -> Expr:
+        """`x[mask]`"""
+        if len(indices) != 1:
+            raise self.context.fail("TW005", f"'{name}' is indexed with a mask and with something else", span, "a mask is the only index; choose elements with tw.where")
+        value = array if not isinstance(array, ArrayInfo) else self.slices.view(array, lead, (), span) if lead else Whole(array, span=span)
+        return self.masks.masked(name, value, arrays[0], span)
+
+    def index_arrays(self, indices: tuple[syntax.Expr, ...]) -> dict[int, Expr]:
+        """The indices that are arrays, by position."""
+        found: dict[int, Expr] = {}
+        for position, node in enumerate(indices):
+            if not isinstance(node, syntax.Slice | syntax.Nothing | syntax.Rest) and self._names_array(node):
+                value = self.typing.settled(self.expr(node))
+                if value.shape:
+                    found[position] = value
+        return found
+
+    def _names_array(self, node: syntax.Expr) -> bool:
+        """Whether an expression speaks of a whole array, or of a part of one."""
+        if isinstance(node, syntax.Attribute):
+            return False
+        if isinstance(node, syntax.Name):
+            return self.array(node) is not None
+        if isinstance(node, syntax.Index):
+            base, indices = flatten_index(node)
+            array = self.array(base)
+            few = array is not None and len(indices) < len(array.shape) - len(self.lead(base))
+            return few or any(isinstance(i, syntax.Slice | syntax.Nothing | syntax.Rest) or self._names_array(i) for i in indices)
+        if isinstance(node, syntax.ReduceExpr):
+            return node.axis is not None
+        parts: tuple[syntax.Expr, ...] = ()
+        if isinstance(node, syntax.Binary):
+            parts = (node.left, node.right)
+        elif isinstance(node, syntax.Unary):
+            parts = (node.operand,)
+        elif isinstance(node, syntax.Call) and not (isinstance(node.function, syntax.Name) and node.function.id == "len"):
+            parts = tuple(a.value for a in node.args)
+        elif isinstance(node, syntax.IfExpr):
+            parts = (node.cond, node.then, node.otherwise)
+        return any(self._names_array(part) for part in parts)
 
     def lead(self, base: syntax.Expr) -> tuple[Expr, ...]:
         """The indices that come before those written: which of the shared arrays of one name it is."""
@@ -324,6 +396,10 @@ class ExpressionChecker:
 
     def call(self, node: syntax.Call) -> Expr:
         span = node.span
+        if isinstance(node.function, syntax.Attribute) and node.function.name == "dtype" and self.array(node.function.value) is not None:
+            if len(node.args) != 1 or node.args[0].keyword is not None:
+                raise self.context.fail("TW016", f"{_text(node.function)}() takes 1 argument, got {len(node.args)}", span)
+            return self.typing.cast(self.expr(node.args[0].value), self.dtype_argument(node.function), span)
         if not isinstance(node.function, syntax.Name):
             raise self.context.fail("TW005", f"'{_text(node.function)}' cannot be called in a kernel", span)
         name = node.function.id
@@ -341,16 +417,15 @@ class ExpressionChecker:
             raise self.context.fail("TW016", "shared() takes shape, dtype and is assigned to a new name", span, "write x = shared((n,), f32)")
         if name in RANDOM:
             return self._random(name, node)
+        if name in STATISTICS:
+            return self.reduction(self._statistic_call(name, node))
         if name not in _ARITY:
             raise self.context.fail(
                 "TW002", f"unknown function '{name}'", node.function.span, help_for(name, FUNCTIONS, self.context.is_python) or f"known: {', '.join(_ARITY)}"
             )
-        least, most = _ARITY[name]
-        if not least <= len(node.args) <= most:
-            wanted = f"{least} or more" if most == 99 else str(least) if least == most else f"{least} to {most}"
-            noun = "argument" if wanted == "1" else "arguments"
-            raise self.context.fail("TW016", f"{name}() takes {wanted} {noun}, got {len(node.args)}", span)
-        self._keywords(name, node)
+        self._count_arguments(name, node)
+        if name == "frexp":
+            raise self.context.fail("TW009", "frexp() gives two numbers", span, "write m, e = frexp(x), or take one of them: frexp(x)[0]")
         if name == "len":
             return self._length(node)
         if name == "cast":
@@ -364,6 +439,13 @@ class ExpressionChecker:
             return self.typing.composite("gelu", self.expr(node.args[0].value), span, flag.value)
         return self.apply_function(name, [self.expr(a.value) for a in node.args], span)
 
+    def _statistic_call(self, name: str, node: syntax.Call) -> syntax.ReduceExpr:
+        """ZynML's `mean(x, axis=k)` and its kin."""
+        given = {a.keyword or ("x", "axis")[position]: a for position, a in enumerate(node.args[:2])}
+        if "x" not in given or len(given) != len(node.args) or not given.keys() <= {"x", "axis"}:
+            raise self.context.fail("TW016", f"{name}() takes an array and an axis, got {len(node.args)} argument(s)", node.span, f"write {name}(x) or {name}(x, axis=k)")
+        return syntax.ReduceExpr(name, given["x"].value, given["axis"].value if "axis" in given else None, span=node.span)
+
     def _random(self, name: str, node: syntax.Call) -> Expr:
         dtype = None
         for argument in node.args:
@@ -376,6 +458,14 @@ class ExpressionChecker:
         given = [self.expr(a.value) for a in node.args if a.keyword is None]
         return self.random.draw(name, given, dtype, node.span)
 
+    def _count_arguments(self, name: str, node: syntax.Call) -> None:
+        least, most = _ARITY[name]
+        if not least <= len(node.args) <= most:
+            wanted = f"{least} or more" if most == 99 else str(least) if least == most else f"{least} to {most}"
+            noun = "argument" if wanted == "1" else "arguments"
+            raise self.context.fail("TW016", f"{name}() takes {wanted} {noun}, got {len(node.args)}", node.span)
+        self._keywords(name, node)
+
     def _keywords(self, name: str, node: syntax.Call) -> None:
         allowed = {"gelu": ["approximate"], "cast": ["dtype"], "bitcast": ["dtype"]}.get(name, [])
         for argument in node.args:
@@ -385,6 +475,8 @@ class ExpressionChecker:
     def apply_function(self, name: str, args: list[Expr], span: Span) -> Expr:
         if name in FLOAT_FUNCTIONS:
             return self.typing.function(name, args[0], span)
+        if name in NUMBER_FUNCTIONS:
+            return self.number_functions.build(name, args, span)
         if name in ROUNDINGS:
             return self.typing.rounding(name, args[0], span)
         if name == "abs":
@@ -415,6 +507,7 @@ class ExpressionChecker:
         array = self.array(argument)
         if array is None or not array.shape:
             raise self.context.fail("TW009", f"len() takes an array, got '{_text(argument)}'", node.span)
+        self.masks.refuse(array.shape, node.span)
         return SizeValue(array.shape[len(self.lead(argument))], span=node.span)
 
     # -- dtypes -------------------------------------------------------------------------------------------------------
@@ -445,20 +538,61 @@ class ExpressionChecker:
         span = node.span
         value = self.typing.settled(self.expr(node.value))
         if not value.shape:
-            raise self.context.fail("TW003", f"reduce() takes an array, got a number ({value.dtype})", span)
+            name = node.op if node.op in STATISTICS else "reduce"
+            raise self.context.fail("TW003", f"{name}() takes an array, got a number ({value.dtype})", span)
         axes = self._axes(node.axis, len(value.shape))
-        if node.op in ("and", "or"):
+        if node.op in STATISTICS:
+            return self._statistic(node.op, value, axes, node.keep, span)
+        return self._reduced(node.op, value, axes, node.keep, span)
+
+    def _statistic(self, kind: str, value: Expr, axes: tuple[int, ...], keep: bool, span: Span) -> Expr:
+        """Mean, variance, deviation and norm: of sums of floats."""
+        value = self.typing.convert(value, self.typing.as_float((value.dtype, ""))[0])
+        mask = self.masks.unmasked(value, span)[1]
+        if mask is None:
+            count: Expr = self.sizes.numbers.value(product([value.shape[a] for a in axes]), span)
+        else:
+            count = self.typing.convert(self._reduced("add", self.typing.convert(mask, dtypes.i64), tuple(range(len(mask.shape))), False, span), value.dtype)
+
+        def mean_of(terms: Expr, kept: bool) -> Expr:
+            return self.typing.binary("/", self._reduced("add", terms, axes, kept, span), count, span)
+
+        def square(of: Expr) -> Expr:
+            return self.typing.binary("*", of, of, span)
+
+        if kind == "mean":
+            return mean_of(value, keep)
+        if kind == "norm":
+            return self.typing.function("sqrt", self._reduced("add", square(value), axes, keep, span), span)
+        spread = mean_of(square(self.typing.binary("-", value, mean_of(value, len(axes) < len(value.shape)), span)), keep)
+        return self.typing.function("sqrt", spread, span) if kind == "std" else spread
+
+    def _selected(self, op: str, value: Expr, keep: bool, span: Span) -> Expr:
+        """A value of which a mask selects elements, for a reduction: the others count for nothing."""
+        whole, mask = self.masks.unmasked(value, span)
+        assert mask is not None
+        if op in ("argmin", "argmax") or keep:
+            what = f"{op}()" if op in ("argmin", "argmax") else "keepdims="
+            raise self.context.fail("TW005", f"{what} of elements that a mask selects", span, "choose with tw.where(mask, x, other) first")
+        nothing = Const(identity(op, whole.dtype), whole.dtype, span=span)
+        return self.typing.select(mask, whole, nothing, span, lazy=False)
+
+    def _reduced(self, op: str, value: Expr, axes: tuple[int, ...], keep: bool, span: Span) -> Expr:
+        if op in ("and", "or"):
             value = self.typing.logical(value, span)
-        elif node.op not in ("argmin", "argmax"):
-            value = self.typing.convert(value, sum_dtype(value.dtype, node.op))
-        shape = tuple(s for axis, s in enumerate(value.shape) if axis not in axes)
-        if node.op in ("argmin", "argmax"):
-            self.sizes.not_empty(node.op, [value.shape[a] for a in axes], shape, span)
+        elif op not in ("argmin", "argmax"):
+            value = self.typing.convert(value, sum_dtype(value.dtype, op))
+        if is_masked(value.shape):
+            value = self._selected(op, value, keep, span)
+            axes = tuple(range(len(value.shape)))
+        shape = tuple(ONE if axis in axes else s for axis, s in enumerate(value.shape) if keep or axis not in axes)
+        if op in ("argmin", "argmax"):
+            self.sizes.not_empty(op, [value.shape[a] for a in axes], shape, span)
         if self.context.guarded and not self.context.loops and shape:
             raise self.context.fail("TW005", "a reduction along some axes cannot be inside an if or a while", span, "compute it before, into a variable")
         if self.context.loops or self.context.guarded:
-            return self.elements.tile_reduction(node.op, value, axes, False, span)
-        reduce = Reduce(node.op, value, axes, sum_dtype(value.dtype, node.op), shape, span=span)
+            return self.elements.tile_reduction(op, value, axes, keep, span)
+        reduce = Reduce(op, value, axes, sum_dtype(value.dtype, op), shape, span=span)
         return self.arrays.materialise(reduce)
 
     def _axes(self, node: syntax.Expr | None, rank: int) -> tuple[int, ...]:
@@ -551,8 +685,8 @@ def is_decided(cond: syntax.Expr) -> bool:
 
 
 def flatten_index(node: syntax.Index) -> tuple[syntax.Expr, tuple[syntax.Expr, ...]]:
-    """`x[i][j]` is `x[i, j]`."""
-    if isinstance(node.value, syntax.Index):
+    """`x[i][j]` is `x[i, j]`; an index of a slice is not one of the array."""
+    if isinstance(node.value, syntax.Index) and not any(isinstance(i, syntax.Slice | syntax.Nothing | syntax.Rest) for i in node.value.indices):
         base, before = flatten_index(node.value)
         return base, (*before, *node.indices)
     return node.value, node.indices

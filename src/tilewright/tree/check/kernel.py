@@ -82,7 +82,7 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
         scratch = {a.name: a for a in walk.arrays.by_name.values() if a.role == "scratch"} | scratch_in(body)
         kernel = TypedKernel(
             function.name or "compute", tuple(walk.arrays.params), tuple(walk.results),
-            tuple(scratch.values()), body, (*_all_checks(walk), *shared, *kind_checks(function, args, metadata, walk.context.state)), metadata, computed, span=function.span,
+            tuple(scratch.values()), body, (*_all_checks(walk), *shared, *kind_checks(function, args, metadata, walk.context.state)), metadata, computed, _repeats(axes, state), span=function.span,
         )  # fmt: skip
         _check_result(function, kernel, diagnostics)
     sink.items.extend(diagnostics.items)
@@ -92,6 +92,11 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
         _recent.pop(next(iter(_recent), key), None)
     _recent[key] = asked, kernel, tuple(diagnostics.items)
     return kernel
+
+
+def _repeats(axes: Sequence[str], state: State) -> tuple[tuple[str, int], ...]:
+    """The axes of inputs that meet others in array expressions."""
+    return tuple((name.rpartition("$")[0], int(name.rpartition("$")[2])) for name in axes if name in state.met)
 
 
 def _check_result(function: syntax.Function, kernel: TypedKernel, sink: Diagnostics) -> None:

@@ -40,6 +40,7 @@ _MOST_SQUARED = 64
 """The same for integers, which do not round."""
 FLOAT_FUNCTIONS = (
     "exp", "exp2", "log", "log2", "sin", "cos", "tan", "tanh", "sinh", "cosh", "erf", "sqrt", "rsqrt", "sigmoid",
+    "exp10", "expm1", "log10", "log1p", "asin", "acos", "atan", "asinh", "acosh", "atanh", "cbrt", "erfc", "lgamma", "tgamma",
 )  # fmt: skip
 ROUNDINGS = ("floor", "ceil", "round", "trunc")
 
@@ -238,9 +239,10 @@ class Typing:
             folded = _fold_function(name, float(a.value))
             if folded is not None:
                 return self.literal(folded, span)
-        return self.apply(name, [a], self._as_float(type_of(a)), span)
+        return self.apply(name, [a], self.as_float(type_of(a)), span)
 
-    def _as_float(self, pair: TypePair) -> TypePair:
+    def as_float(self, pair: TypePair) -> TypePair:
+        """The float type in which a function of such operands is computed."""
         if pair[0].is_float:
             return pair
         return (self.context.default_float, "float") if pair[1] else (f64, "")
@@ -363,6 +365,8 @@ def _fold_function(name: str, value: float) -> float | None:
             return 1.0 / math.sqrt(value)
         if name == "sigmoid":
             return 1.0 / (1.0 + math.exp(-value))
+        if name in ("lgamma", "tgamma"):
+            return None  # Python's own are not exact enough
         return float(getattr(math, name)(value))
     except (ValueError, OverflowError, ZeroDivisionError, AttributeError):
         return None

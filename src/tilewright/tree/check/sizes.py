@@ -63,17 +63,35 @@ class SizeChecker:
                 if axis > len(shape) or shape[-axis] == ONE or shape[-axis] == met:
                     continue
                 if met != ONE:
+                    self.meet(met, shape[-axis])
                     self.make_equal(met, shape[-axis], span)
                 else:
                     met = shape[-axis]
             result.append(met)
         return tuple(reversed(result))
 
+    def meet(self, *extents: Size) -> None:
+        """Extents of one operation: at calls where one is 1 it repeats."""
+        self.context.state.met.update(name for extent in extents if (name := self.raw_name(extent)) is not None)
+
+    def known(self, extent: Size, span: Span) -> None:
+        """An extent must be one that is known before the kernel runs."""
+        if any(name.startswith("?") for name in extent.names):
+            raise self.context.fail(
+                "TW014", "how many elements the mask selects is known only when the kernel runs", span,
+                "reduce it, as in tw.sum(x[mask]), choose with tw.where(mask, x, other), or filter outside of the kernel with tw.gpu_filter",
+            )  # fmt: skip
+
     def make_equal(self, a: Size, b: Size, span: Span) -> None:
         """Two extents of one operation must be the same: so they are, or calls check it."""
         left, right = self.context.state.solution.raw(a), self.context.state.solution.raw(b)
         if a == b:
             return
+        if any(name.startswith("?") for name in (*a.names, *b.names)):
+            raise self.context.fail(
+                "TW004", "elements that a mask selects meet an array, and how many they are is known only when the kernel runs", span,
+                "select from both operands with the same mask: x[m] * y[m]",
+            )  # fmt: skip
         if _of_call(a) or _of_call(b):
             name, other = (left.name, right) if _of_call(b) else (right.name, left)
             if name is not None and "$" not in name and not has_numbers(other):

@@ -76,6 +76,8 @@ class State:
     """Axes of inputs that are said to be as long as a loop that walks over them."""
     computed: dict[Size, ComputedSize] = field(default_factory=dict)
     """Sizes that calls compute from their numbers, by what they are made of: parameters and axes."""
+    met: set[str] = field(default_factory=set)
+    """Axes that meet others in array expressions."""
     changed: bool = False
     """This walk learnt something about a variable or an output."""
 

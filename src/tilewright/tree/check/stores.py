@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.intervals import surely_nonnegative
-from tilewright.base.sizes import ONE, Size
+from tilewright.base.sizes import ONE, Size, ceildiv
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import IndexForm, affine, linear_indices
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Skip
-from tilewright.tree.check.elements import ElementBuilder, limits_of
+from tilewright.tree.check.elements import ElementBuilder, every, limits_of
 from tilewright.tree.check.expressions import ExpressionChecker, flatten_index
+from tilewright.tree.check.indexing.picks import expanded
 from tilewright.tree.check.infer import type_of
 from tilewright.tree.check.operations import Typing
 from tilewright.tree.check.sizes import SizeChecker
@@ -84,6 +85,13 @@ class StoreChecker:
                 raise Skip
             raise self.context.fail("TW015", f"'{name}' is not an output and cannot be written", stmt.span, "make an array at the top of the kernel and write to that")
         lead = self.expressions.lead(base)
+        if isinstance(array, ArrayInfo):
+            nodes = expanded(nodes, len(array.shape) - len(lead))
+        arrays = self.expressions.index_arrays(tuple(nodes))
+        if isinstance(array, ArrayInfo) and len(nodes) == 1 and arrays and arrays[0].dtype.is_bool:
+            self.store_masked(stmt, array, lead, arrays[0])
+            return
+        self.only_places(base, nodes, bool(arrays))
         if any(isinstance(n, syntax.Slice) for n in nodes) or (array is not None and len(nodes) + len(lead) < len(array.shape)):
             self.store_part(stmt, base, array if isinstance(array, ArrayInfo) else None, nodes)
             return
@@ -113,6 +121,19 @@ class StoreChecker:
         else:
             self.context.spread.guards.append(())
             self.context.out += self.once([store], set(), stmt.span)
+
+    def only_places(self, base: syntax.Expr, nodes: Sequence[syntax.Expr], has_arrays: bool) -> None:
+        """What is written are elements, each once."""
+        for node in nodes:
+            if isinstance(node, syntax.Nothing | syntax.Rest):
+                what = "None" if isinstance(node, syntax.Nothing) else "'...'"
+                raise self.context.fail("TW005", f"an index of {what} in what is written", node.span, "write x[…] with an index or a slice for each axis")
+        if has_arrays:
+            name = base.id if isinstance(base, syntax.Name) else "this"
+            raise self.context.fail(
+                "TW005", f"'{name}' is written at the places that an array holds, of which several may be one", nodes[0].span,
+                f"write the elements in a loop: for i in range(len(rows)): {name}[rows[i]] = …",
+            )  # fmt: skip
 
     def attempted(self, target: syntax.Index) -> None:
         """A store that is wrong: what reads the array later is not wrong for that."""
@@ -160,7 +181,7 @@ class StoreChecker:
             array = self.arrays.output(base.id, len(nodes) + (0 if column else missing), type_of(value), span)
         lead = self.expressions.lead(base)
         self.arrays.written.add(array.name)
-        place = self.slices.place(array, lead, nodes, span)
+        place, steps = self.stepped(array, self.slices.place(array, lead, nodes, span), lead, nodes)
         axes = self.store_axes(array, value, place, span)
         extents, limits = [], []
         for position, axis in enumerate(axes):
@@ -171,11 +192,49 @@ class StoreChecker:
                 extents.append(extent)
             else:
                 if extent != value.shape[axis]:
+                    self.sizes.meet(value.shape[axis])
                     self.sizes.make_equal(extent, value.shape[axis], span)
                 extents.append(extent)
             bounds = () if axis is None or value.shape[axis] == ONE else limits_of(value)[axis]
             limits.append(tuple(dict.fromkeys((*bounds, *place.limits[position]))))
-        self.write_part(stmt, array, place, value, axes, extents, limits)
+        self.write_part(stmt, array, place, value, axes, extents, limits, steps)
+
+    def store_masked(self, stmt: syntax.Assign, array: ArrayInfo, lead: tuple[Expr, ...], mask: Expr) -> None:
+        """`array[mask] = value`: elements where the mask does not hold keep their values."""
+        span = stmt.span
+        self.arrays.on_read(array, span)
+        masks = self.expressions.masks
+        place = self.slices.place(array, lead, (), span)
+        masks.fits(array.name, place.shape, mask, span)
+        value, selected = masks.unmasked(self.expressions.expr(stmt.value), span)
+        if selected is not None and selected != mask:
+            raise self.context.fail("TW004", "elements that one mask selects are written where another one holds", span, "use the same mask on both sides")
+        if selected is None and value.shape:
+            raise self.context.fail(
+                "TW004", f"an array of rank {len(value.shape)} is written where a mask holds, and how many elements that is, is known only when the kernel runs", span,
+                "select from the value with the same mask: out[m] = x[m]",
+            )  # fmt: skip
+        if stmt.op:
+            value = self.typing.binary(stmt.op, place, value, span)
+        value = self.typing.assignable(value, array.dtype, f"'{array.name}'", span)
+        chosen = self.typing.select(mask, value, place, span, lazy=False)
+        rank = len(place.shape)
+        self.write_part(replace(stmt, op=""), array, place, chosen, list(range(rank)), list(place.shape), list(place.limits), (1,) * rank)
+
+    def stepped(
+        self, array: ArrayInfo, place: TypedView, lead: Sequence[Expr], nodes: Sequence[syntax.Expr]
+    ) -> tuple[TypedView, tuple[int, ...]]:  # fmt: skip
+        """A part that is written with steps: as many elements as it has then, and the steps of its axes."""
+        steps: list[int] = []
+        for axis in place.kept:
+            node = nodes[axis - len(lead)] if axis - len(lead) < len(nodes) else None
+            step = self.expressions.picks.step(node) if isinstance(node, syntax.Slice) else 1
+            if node is not None and (step < 0 or (step > 1 and self.sizes.implicit(array))):
+                raise self.context.fail("TW005", "a slice with such a step in what is written", node.span, "write the elements in a loop over range(start, stop, step)")
+            steps.append(step)
+        shape = tuple(extent if step == 1 else ceildiv(extent, step) for extent, step in zip(place.shape, steps, strict=True))
+        limits = tuple(tuple(every(bound, step) for bound in bounds) for bounds, step in zip(place.limits, steps, strict=True))
+        return replace(place, shape=shape, limits=limits), tuple(steps)
 
     def store_axes(self, array: ArrayInfo, value: Expr, place: TypedView, span: Span) -> list[int | None]:
         """For each axis of the part that is written, that of the value (None: it repeats)."""
@@ -188,7 +247,7 @@ class StoreChecker:
 
     def write_part(
         self, stmt: syntax.Assign, array: ArrayInfo, place: TypedView, value: Expr, axes: list[int | None], extents: list[Size],
-        limits: list[tuple[Expr, ...]],
+        limits: list[tuple[Expr, ...]], steps: Sequence[int],
     ) -> None:  # fmt: skip
         span, spread = stmt.span, self.context.spread
         rank = len(value.shape)
@@ -210,8 +269,9 @@ class StoreChecker:
         with self.context.inside(element_vars) as before:
             element = self.elements.element(value, at, span) if rank else value
             starts = list(place.starts)
-            for axis, index in zip(place.kept, indices, strict=True):
-                starts[axis] = self.elements.shifted(starts[axis], index, span)
+            for axis, index, step in zip(place.kept, indices, steps, strict=True):
+                moved = index if step == 1 else self.typing.binary("*", index, self.typing.literal(step, span), span)
+                starts[axis] = self.elements.shifted(starts[axis], moved, span)
             if self.sizes.implicit(array):
                 self.reach_part(array, place, extents, limits, span)
             kind, element = self.store_kind(stmt, array, tuple(starts), element)

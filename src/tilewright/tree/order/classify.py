@@ -24,6 +24,7 @@ from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import Size, product
 from tilewright.tree.bounds import linear_indices, range_under
 from tilewright.tree.order.independence import NOTHING_FIXED, Fixed, independent, is_reduction
+from tilewright.tree.order.pivots import around_pivot
 from tilewright.tree.order.rotation import equal_sizes, is_ordered, needed_after, rotated
 from tilewright.tree.races import collision, promised
 from tilewright.tree.typed import (
@@ -169,7 +170,7 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
         scatter = scattered(loop) if domain_known and steady and not is_reduction(loop, ()) else None
         if scatter is not None:
             return [replace(scatter, body=_inners(scatter.body), kind="parallel")]
-        return [_ordered(loop, sink, fixed) or _inner(loop)]
+        return _pivoted(loop, sink, fixed) or [_ordered(loop, sink, fixed) or _inner(loop)]
     if is_reduction(loop, outer):
         return [replace(loop, body=_inners(loop.body), kind="reduce")]
     split = _split(loop, outer)
@@ -206,6 +207,17 @@ def _ordered(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> TypedLoop | No
     around = dict(fixed) if reached is None else {**fixed, var: reached[0] + var.step * Size.of(step_name(var, fixed))}
     body = _ordered_body((replace(loop, vars=rest),) if rest else loop.body, sink, around)
     return None if body is None else replace(loop, vars=(var,), body=body, kind="ordered")
+
+
+def _pivoted(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt] | None:
+    """A loop of a step as the iterations before the one that the step chooses, this, and those after it; None where that makes nothing parallel."""
+    parts = around_pivot(loop) if fixed else None
+    if parts is None or parts.pivot not in fixed:
+        return None
+    sides = [[done for part in _between_barriers(merge_nest(side)) for done in _top_loop(part, sink, fixed)] for side in (parts.before, parts.after)]
+    if not all(isinstance(side[0], TypedLoop) and side[0].kind == "parallel" for side in sides):
+        return None
+    return [*sides[0], *(done for stmt in parts.at for done in _top_statement(stmt, sink, fixed)), *sides[1]]
 
 
 def step_name(var: LoopVar, fixed: Fixed) -> str:
@@ -324,7 +336,22 @@ def without(stmts: tuple[Stmt, ...], drop: Callable[[Stmt], bool]) -> tuple[Stmt
 
 
 def _inners(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    return tuple(_inner(s) for s in stmts)
+    return tuple(done for s in stmts for done in _around_inner_pivot(s) or (_inner(s),))
+
+
+def _around_inner_pivot(stmt: Stmt) -> tuple[Stmt, ...] | None:
+    """A loop over one index that an outer index breaks in two halves of independent iterations; None for all else."""
+    if not isinstance(stmt, TypedLoop) or len(stmt.vars) != 1 or _prints(stmt) or assigned(stmt.body) or independent(stmt, stmt.vars):
+        return None
+    parts = around_pivot(stmt)
+    if parts is None:
+        return None
+    assert parts.pivot.first is not None
+    fixed = {parts.pivot: parts.pivot.first + Size.of(f"{parts.pivot.name}.pivot")}
+    if not all(independent(side, side.vars, fixed) for side in (parts.before, parts.after)):
+        return None
+    before, after = (replace(side, body=_inners(side.body), kind="each") for side in (parts.before, parts.after))
+    return (before, *_inners(parts.at), after)
 
 
 def _inner(stmt: Stmt) -> Stmt:

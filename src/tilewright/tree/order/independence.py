@@ -14,6 +14,7 @@ from tilewright.tree.bounds import (
     IndexForm,
     Indices,
     affine,
+    apart_from,
     disjoint,
     fixed_form,
     injective,
@@ -85,7 +86,13 @@ def _one_element(loop: TypedLoop, stores: Sequence[Store]) -> bool:
                     return False
                 if isinstance(expr, Local) and expr.var in inside:
                     return False
-    return not any(isinstance(e, Element) and e.array.name in places for e in exprs_in(loop.body))
+    return all(_is_apart(e, places[e.array.name][0]) for e in exprs_in(loop.body) if isinstance(e, Element) and e.array.name in places)
+
+
+def _is_apart(read: Element, place: Sequence[Expr]) -> bool:
+    """Whether what is read is never the element that is accumulated into: `a[i, k]` with `k < j`, beside `a[i, j]`."""
+    here, there = linear_indices(place), linear_indices(read.indices)
+    return here is not None and there is not None and apart_from(here, there)
 
 
 def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING_FIXED) -> bool:
@@ -182,7 +189,7 @@ def _array_independent(
     if not all(bases.injective(w, over) for w in writes):
         return False
     return all(
-        a == b or disjoint(a, b, fixed or None) or (colours is not None and _other_colour(a, b, over, colours))
+        a == b or disjoint(a, b, fixed or None) or all(owns_axis((a, b), var) for var in over) or (colours is not None and _other_colour(a, b, over, colours))
         for w in dict.fromkeys(writes) for a, b in ((w, other) for other in distinct)
     )  # fmt: skip
 

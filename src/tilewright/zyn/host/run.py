@@ -375,7 +375,7 @@ class Run(Blocks):
                 raise UserError.at("TW002", f"there is no {host_functions.shown(key)} in this record", node.span, _fields(value))
             return self._field(value, key)
         rank = len(shape) if isinstance(shape, tuple) else 1
-        if any(isinstance(i, str) for i in indices) or len(indices) > rank or not hasattr(value, "__getitem__"):
+        if any(isinstance(i, str) for i in indices) or len(indices) > rank or isinstance(value, dtypes.DType) or not hasattr(value, "__getitem__"):
             raise UserError.at("TW003", f"{len(indices)} index(es) into a {type(value).__name__} of rank {rank}", node.span)
         try:
             result = self._element(value, tuple(indices)) if isinstance(shape, tuple) else self._field(value, indices[0])

@@ -16,19 +16,40 @@ from tilewright.base.dtypes import DType
 
 Scalar = bool | int | float | np.generic
 
+
+def _of_python(function: Callable[[float], float], poles: float) -> Callable[[Scalar], object]:
+    """A function that NumPy has not. Where Python raises, it is infinite: at a pole, or that beyond the range."""
+
+    def scalar(x: Scalar) -> object:
+        number = float(x)
+        try:
+            result = function(number)
+        except OverflowError:
+            result = math.inf
+        except ValueError:
+            result = math.copysign(math.inf, number) if number == 0 and poles != poles else poles
+        return type(x)(result) if isinstance(x, np.floating) else result
+
+    return scalar
+
+
 _FUNCTIONS: dict[str, Callable[..., object]] = {
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sin": np.sin, "cos": np.cos, "tan": np.tan, "tanh": np.tanh,
     "sinh": np.sinh, "cosh": np.cosh, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "abs": np.abs, "floor": np.floor,
     "ceil": np.ceil, "round": np.round, "trunc": np.trunc, "min": np.minimum, "max": np.maximum, "pow": np.power,
     "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high), "relu": lambda x: np.maximum(x, 0),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "silu": lambda x: x / (1 + np.exp(-x)), "softplus": lambda x: np.logaddexp(x, 0),
-    "erf": lambda x: x * 0 + math.erf(x),
+    "erf": lambda x: x * 0 + math.erf(x), "erfc": lambda x: x * 0 + math.erfc(x), "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1, "log10": np.log10,
+    "log1p": np.log1p, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "cbrt": np.cbrt,
+    "lgamma": _of_python(math.lgamma, math.inf), "tgamma": _of_python(math.gamma, math.nan), "atan2": np.arctan2, "hypot": np.hypot, "fmod": np.fmod, "copysign": np.copysign,
+    "nextafter": np.nextafter, "ldexp": lambda x, n: np.ldexp(x, int(max(-9999, min(9999, n)))), "sign": np.sign, "isinf": np.isinf, "isfinite": np.isfinite,
+    "isnan": np.isnan,
     "gelu": lambda x: x * 0.5 * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))),
 }  # fmt: skip
 ELEMENTWISE = frozenset(_FUNCTIONS)
 """Functions that can be applied to a result outside a kernel."""
 
-ARRAY_FUNCTIONS = frozenset({"row_max", "row_min", "row_sum", "dot", "matmul"})
+ARRAY_FUNCTIONS = frozenset({"row_max", "row_min", "row_sum", "dot", "matmul", "mean", "var", "std", "norm"})
 """Functions of whole arrays, which only kernels compute."""
 
 
@@ -40,7 +61,7 @@ class NoSuchFunction(Exception):
     """A function that numbers do not have: one of the program's own, inside itself."""
 
 
-_ARITY = {"min": 2, "max": 2, "pow": 2, "clamp": 3}
+_ARITY = {"min": 2, "max": 2, "pow": 2, "clamp": 3, **dict.fromkeys(("atan2", "hypot", "fmod", "copysign", "nextafter", "ldexp"), 2)}
 
 _OPERATORS: dict[str, Callable[[Scalar, Scalar], object]] = {
     "+": lambda a, b: np.add(a, b), "-": lambda a, b: np.subtract(a, b), "*": lambda a, b: np.multiply(a, b),

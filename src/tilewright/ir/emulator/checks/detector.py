@@ -22,9 +22,20 @@ import numpy as np
 
 from tilewright.ir.emulator.checks.clocks import Clocks
 from tilewright.ir.emulator.checks.history import Access, History
-from tilewright.ir.emulator.checks.order import EPOCH, RELEASES, THREADS, BarrierOrder, ClockOrder, Grain, Order, Race
+from tilewright.ir.emulator.checks.order import (
+    EPOCH,
+    RELEASES,
+    THREADS,
+    BarrierOrder,
+    ClockOrder,
+    CountOrder,
+    Grain,
+    Order,
+    Race,
+)
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, THREAD, Frame, align
 from tilewright.ir.emulator.machine import Machine
+from tilewright.ir.emulator.memory.addresses import registered
 from tilewright.ir.emulator.memory.memory import Memory, fault
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.places import thread_text
@@ -82,11 +93,23 @@ class LaunchRaces:
         grain = Grain.THREAD if self.explicit else Grain.BLOCK
         self.order = BarrierOrder(grain, blocks, warp_size, apart and self.explicit, cluster)
         self.by_warp = BarrierOrder(Grain.WARP, blocks, warp_size)
-        self.arenas = _arenas(kernel, arguments) if self.explicit or meets else []
+        self.counted = CountOrder(blocks) if any(op.opcode in ("await_count", "count_up") for op in walk(kernel.body)) else None
+        """The order of blocks that wait for counters."""
+        self.arenas = _addressed() if self.counted is not None else _arenas(kernel, arguments) if self.explicit or meets else []
         self.syncs = self.explicit and any(
             op.opcode == "fence" or op.attrs.get("order") in RELEASES for op in walk(kernel.body)
         )
         """Whether an atomic can tell a thread of another's writes."""
+
+    def release(self, memory: Memory, place: int, block: int) -> None:
+        """A block counts a counter up."""
+        if self.counted is not None:
+            self.counted.release((address(memory.flat), place), block)
+
+    def acquire(self, memory: Memory, place: int, block: int) -> None:
+        """A block has waited for a counter."""
+        if self.counted is not None:
+            self.counted.acquire((address(memory.flat), place), block)
 
     def arena(self, memory: Memory) -> WatchedMemory | None:
         start = address(memory.flat) if memory.flat.size else -1
@@ -121,6 +144,16 @@ def _arenas(kernel: Kernel, arguments: Sequence[object]) -> list[WatchedMemory]:
         else:
             arenas.append((WatchedMemory(start, end, unit), changes))
     return [arena for arena, changes in arenas if changes]
+
+
+def _addressed() -> list[WatchedMemory]:
+    """The arrays that kernels find by their addresses."""
+    found: list[WatchedMemory] = []
+    for array in registered():
+        start = address(array)
+        if array.size and array.flags.writeable and not (found and start < found[-1].end):
+            found.append(WatchedMemory(start, start + array.nbytes, array.itemsize))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +257,7 @@ class RaceDetector:
             self._arenas[memory] = self.launch.arena(memory) if memory.space == "global" else None
         arena = self._arenas[memory]
         # Barriers of the grid give an arena a new history.
-        return () if arena is None else (Track(arena.history, self.launch.order),)
+        return () if arena is None or not memory.flat.flags.writeable else (Track(arena.history, self.launch.counted or self.launch.order),)
 
     def _access(self, track: Track, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> Accesses:
         """The accesses that happen."""
@@ -240,6 +273,11 @@ class RaceDetector:
         order, arena = track.order, self._arenas.get(memory)
         if isinstance(order, ClockOrder):
             return Accesses(wanted, there, there, order.by_warps(op, of(frame.full(LANE) // self.warp_size)), 1)
+        if isinstance(order, CountOrder):
+            access = order.by_blocks(op, of(frame.full(BLOCK)))
+            assert arena is not None
+            units, access, size = arena.units(memory, there, access)
+            return Accesses(wanted, there, units, access, size)
         assert isinstance(order, BarrierOrder)
         time, phase, acquired = (self.barriers << EPOCH)[frame.full(SLOT)], None, None
         if order.grain is Grain.THREAD:
@@ -313,6 +351,10 @@ class RaceDetector:
             why = f"{who} with nothing that orders the two"
         elif order is self.launch.by_warp:
             why = "another warp accesses between the same barriers"
+        elif isinstance(order, CountOrder):
+            what = f"{memory.label} (element {place} in memory)"
+            why = f"{self.machine.block_text(race.who)} accesses by the {race.op.opcode} at {race.op.span.place()} with no counter that orders the two"
+            help = "wait for the counter of the task that comes first"
         elif not self.launch.explicit:
             what = f"{memory.label} (element {place} in memory)"
             why = "another block accesses between the same barriers of the grid"

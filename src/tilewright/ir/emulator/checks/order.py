@@ -15,6 +15,8 @@ different blocks, or else different warps, where there are such.
 
 `ClockOrder`: agents are warps, the copy engine and matrix units; vector clocks (`clocks`) say what is known. Each element
 remembers its last write, and the last read of each agent.
+
+`CountOrder`: agents are blocks that wait for counters; clocks of blocks say what is known. Histories are those of `ClockOrder`.
 """
 
 from __future__ import annotations
@@ -284,6 +286,37 @@ class ClockOrder(Order):
         for actor in np.unique(access.who):
             pick = np.flatnonzero(access.who == actor)
             history.slot(slots, int(actor)).note(places, access, pick)
+
+
+class CountOrder(Order):
+    """Counters that blocks wait for: agents are blocks, each with a clock of what it knows of the others."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.now = np.eye(blocks, dtype=np.int64)
+        self.told: dict[tuple[int, int], Array] = {}
+        """What those knew who counted a counter up."""
+
+    def release(self, counter: tuple[int, int], block: int) -> None:
+        known = self.told.get(counter)
+        self.told[counter] = self.now[block].copy() if known is None else np.maximum(known, self.now[block])
+        self.now[block, block] += 1
+
+    def acquire(self, counter: tuple[int, int], block: int) -> None:
+        if counter in self.told:
+            self.now[block] = np.maximum(self.now[block], self.told[counter])
+
+    def by_blocks(self, op: Op, blocks: Array) -> Access:
+        """Accesses of threads of these blocks, now."""
+        return Access(self.number(op), blocks, self.now[blocks, blocks])
+
+    def unordered(self, slot: AccessSlot, places: Array, access: Access) -> Array:
+        who = slot.who[places]
+        return np.asarray((who >= 0) & (who != access.who) & (slot.time[places] > self.now[access.who, who]))
+
+    def note(self, history: History, slots: dict[int, AccessSlot], places: Array, access: Access) -> None:
+        for block in np.unique(access.who):
+            history.slot(slots, int(block)).note(places, access, np.flatnonzero(access.who == block))
 
 
 def bits(values: Array) -> Array:

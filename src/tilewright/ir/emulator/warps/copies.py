@@ -71,7 +71,7 @@ class TensorMap:
     @property
     def coordinates(self) -> int:
         """How many say where a copy is."""
-        return len(self.box) + (2 if self.pixels else 0)
+        return len(self.box) + (len(self.box) - 2 if self.pixels else 0)
 
     def sources(self, corner: Sequence[int]) -> tuple[Array, Array]:
         """Of the copy at those coordinates: the elements' places in memory, and which of them exist."""
@@ -81,27 +81,29 @@ class TensorMap:
         """Why no copy of pixels can be there; empty where it can."""
         if not self.pixels:
             return ""
-        start, offset = list(corner[1:3]), list(corner[4:])
+        rank = len(self.box)
+        start, offset, most = list(corner[1 : rank - 1]), list(corner[rank:]), MOST_OFFSET[rank]
         if any(not low <= at <= high for at, low, high in zip(start, self.lower, self.upper, strict=True)):
             return f"{start} is no base position: they are from {list(self.lower)} to {list(self.upper)}"
         if any((at - low) % step for at, low, step in zip(start, self.lower, self.steps, strict=True)):
             return f"{start} is no base position: they are multiples of {list(self.steps)} from {list(self.lower)}"
-        if not all(0 <= o <= MOST_OFFSET for o in offset):
-            return f"the offset {offset} from the base position is not within 0 to {MOST_OFFSET}"
+        if not all(0 <= o <= most for o in offset):
+            return f"the offset {offset} from the base position is not within 0 to {most}"
         return ""
 
     def _pixel_sources(self, corner: Sequence[int]) -> tuple[Array, Array]:
-        image, *start, channel, down, across = corner
+        rank = len(self.box)
+        start, channel, offsets = corner[1 : rank - 1], corner[rank - 1], corner[rank:]
         per = [(high - low) // step + 1 for low, high, step in zip(self.lower, self.upper, self.steps, strict=True)]
-        h, w = ((at - low) // step for at, low, step in zip(start, self.lower, self.steps, strict=True))
-        number = (image * per[0] + h) * per[1] + w + np.arange(self.pixels)
-        row, column = number // per[1] % per[0], number % per[1]
-        indices = (
-            (number // (per[0] * per[1]))[:, None],
-            (self.lower[0] + row * self.steps[0] + down)[:, None],
-            (self.lower[1] + column * self.steps[1] + across)[:, None],
-            (channel + np.arange(self.box[-1]))[None, :],
-        )
+        number = np.asarray(corner[0], np.int64)
+        for count, at, low, step in zip(per, start, self.lower, self.steps, strict=True):
+            number = number * count + (at - low) // step
+        number = number + np.arange(self.pixels)
+        indices = [(channel + np.arange(self.box[-1]))[None, :]]
+        for count, low, step, offset in zip(per[::-1], self.lower[::-1], self.steps[::-1], offsets[::-1], strict=True):
+            number, place = np.divmod(number, count)
+            indices.insert(0, (low + place * step + offset)[:, None])
+        indices.insert(0, number[:, None])
         inside = np.ones((self.pixels, self.box[-1]), np.bool_)
         places = np.full(inside.shape, self.memory.base, np.int64)
         for along, extent, stride in zip(indices, self.shape, self.strides, strict=True):
@@ -217,10 +219,11 @@ class Copies:
     def _of_pixels(self, op: Op, plain: TensorMap, pixels: int) -> tuple[TensorMap, str]:
         """The map in im2col mode, and what is wrong with it."""
         lower, upper, steps = (self._sizes(op, name) for name in ("lower", "upper", "steps"))
-        last = tuple(extent - 1 + offset for extent, offset in zip(plain.shape[1:3], upper, strict=True))
+        last = tuple(extent - 1 + offset for extent, offset in zip(plain.shape[1:-1], upper, strict=True))
         problem = ""
-        if not all(CORNERS[0] <= offset <= CORNERS[1] for offset in (*lower, *upper)):
-            problem = f"the corners {list(lower)} and {list(upper)} are not all between {CORNERS[0]} and {CORNERS[1]}"
+        least, most = CORNERS[len(plain.shape)]
+        if not all(least <= offset <= most for offset in (*lower, *upper)):
+            problem = f"the corners {list(lower)} and {list(upper)} are not all between {least} and {most}"
         elif any(low > high for low, high in zip(lower, last, strict=True)) and all(plain.shape):
             problem = f"there are no base positions from {list(lower)} to {list(last)}"
         return replace(plain, pixels=pixels, lower=lower, upper=last, steps=steps), problem

@@ -25,7 +25,7 @@ class Lanes:
         self.machine = machine
         machine.simple |= {
             "lane_ids": self._lane_ids, "mask_bits": self._mask_bits, "rearrange": self._rearrange, "insert": self._insert, "fold": self._fold,
-            "dot_lanes": self._dot_lanes,
+            "dot_lanes": self._dot_lanes, "as_lanes": self._as_lanes, "join_halves": self._join_halves,
             "gather": self._read, "load_lanes": self._read, "scatter": self._write, "store_lanes": self._write, "fault": self._fault,
         }  # fmt: skip
 
@@ -65,6 +65,13 @@ class Lanes:
         products = a * b
         four = products.reshape(len(products), -1, 4).sum(axis=2)
         return ((sums + four).astype(np.int32),)
+
+    def _as_lanes(self, op: Op, frame: Frame) -> Results:
+        return (np.ascontiguousarray(frame.get(op.operands[0])).view(dtype_of(op.result.type).numpy),)
+
+    def _join_halves(self, op: Op, frame: Frame) -> Results:
+        a, b = (frame.get(v) for v in op.operands)
+        return ((a & 15) | (b << 4) if op.attrs["side"] == "low" else (a & 240) | (b >> 4),)
 
     def _places(self, op: Op, frame: Frame, mask: Value) -> tuple[Memory, Array, Array]:
         """The memory, and for each lane its place and whether it is accessed."""

@@ -22,7 +22,7 @@ from tilewright.ir.emulator.memory.memory import Memory, fault
 from tilewright.ir.emulator.warps.barriers import whole
 from tilewright.ir.emulator.warps.copies import swizzled
 from tilewright.ir.emulator.warps.thread import ThreadMachine
-from tilewright.ir.layouts import MMA_LANES, WGMMA_WARPS
+from tilewright.ir.layouts import INSTRUCTIONS, MMA_LANES, SIDE, WGMMA_WARPS
 from tilewright.ir.nodes import Op
 from tilewright.ir.numerics import fma
 from tilewright.ir.ops_matrix import ROW_BYTES, accumulator_dtype, mma_shape
@@ -150,7 +150,7 @@ class Matrix:
         self.machine = machine
         self.units: dict[int, Unit] = {}
         machine.simple |= {
-            "wgmma": self._wgmma, "wgmma_registers": self._wgmma, "mma": self._mma, "ldmatrix": self._ldmatrix, "stmatrix": self._stmatrix,
+            "wgmma": self._wgmma, "wgmma_registers": self._wgmma, "mma": self._mma, "wave_mma": self._wave_mma, "ldmatrix": self._ldmatrix, "stmatrix": self._stmatrix,
         }  # fmt: skip
         machine.control["wgmma_wait"] = self._wgmma_wait
 
@@ -340,6 +340,33 @@ class Matrix:
                 c = accumulate(exact(a, dtype) @ exact(b, dtype).transpose(0, 2, 1), c)
         result = c[:, where.c[0], where.c[1]].reshape(frame.lanes, -1)
         return tuple(result[:, r] for r in range(result.shape[1]))
+
+    def _wave_mma(self, op: Op, frame: Frame) -> Results:
+        found = INSTRUCTIONS[str(op.attrs["instruction"])]
+        lanes, pieces = found.lanes, found.pieces
+        if self.machine.warp_size != lanes:
+            raise fault(f"{found.name} is for waves of {lanes} lanes, not of {self.machine.warp_size}", op.span)
+        self.machine.require_whole_warps(op, frame, full=True)
+        waves = frame.lanes // lanes
+        values = [frame.full(v).reshape(waves, lanes, -1) for v in op.operands]
+        lane, register = np.arange(lanes), np.arange(found.sums)
+        k = np.arange(found.width) + (0 if found.repeated else found.width * (lane[:, None] // SIDE))
+        sides = []
+        for held in (values[:pieces], values[pieces : 2 * pieces]):
+            elements = np.concatenate(held, axis=2)
+            low, high = (np.ascontiguousarray(elements[:, half]).view(np.uint8) for half in (slice(0, SIDE), slice(SIDE, None)))
+            if found.repeated and not np.array_equal(low, high):
+                raise fault(f"{found.name} is given other operands in lanes 16 to 31 than in lanes 0 to 15", op.span)
+            matrix = np.zeros((waves, SIDE, found.k), elements.dtype)
+            matrix[:, (lane % SIDE)[:, None], np.broadcast_to(k, (lanes, found.width))] = elements
+            sides.append(exact(matrix, found.dtype))
+        rows = np.asarray([[found.row(int(one), int(r)) for r in register] for one in lane])
+        columns = np.broadcast_to((lane % SIDE)[:, None], rows.shape)
+        sums = np.zeros((waves, SIDE, SIDE), found.total.numpy)
+        sums[:, rows, columns] = values[-1]
+        with np.errstate(all="ignore"):
+            sums = accumulate(sides[0] @ sides[1].transpose(0, 2, 1), sums)
+        return (sums[:, rows, columns].reshape(frame.lanes, -1),)
 
     def _rows(self, op: Op, frame: Frame, count: int) -> tuple[Memory, Array, Array]:
         """Of the lanes that give the place of a matrix row: the memory, the elements' places, and which lanes they are."""

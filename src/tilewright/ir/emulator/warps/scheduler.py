@@ -10,7 +10,8 @@ them waits; if that is why nobody can go on, memory is put back and the blocks r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -36,6 +37,7 @@ from tilewright.ir.emulator.memory.panels import Panels
 from tilewright.ir.emulator.warps.barriers import Barriers
 from tilewright.ir.emulator.warps.bulk import Bulk
 from tilewright.ir.emulator.warps.copies import Copies
+from tilewright.ir.emulator.warps.counts import Counts
 from tilewright.ir.emulator.warps.lanes import Lanes
 from tilewright.ir.emulator.warps.matrix import Matrix
 from tilewright.ir.emulator.warps.simt_ops import SimtOps
@@ -50,6 +52,20 @@ _ALONE = frozenset({"fence", "clock", "global_timer", "nanosleep", "prefetch"})
 """Ops that count as syncs but are of one thread."""
 PATIENCE = 10_000
 """Rounds in which every warp only watches memory and nothing changes, before we call it a deadlock."""
+
+
+CHOICE: list[Callable[[int], int]] = []
+"""While somebody chooses who goes on: the last one is asked for one of so many."""
+
+
+@contextmanager
+def chosen_by(choose: Callable[[int], int]) -> Iterator[None]:
+    """Inside, `choose(n)` says which of n pieces of work that could go on does so next. Blocks that wait for each other may run in any order."""
+    CHOICE.append(choose)
+    try:
+        yield
+    finally:
+        CHOICE.pop()
 
 
 class Stuck(Exception):
@@ -79,6 +95,7 @@ class Team:
         self.barriers = Barriers(machine)
         self.copies = Copies(machine, self.barriers)
         Bulk(machine, self.barriers, self.copies)
+        self.counts = Counts(machine)
         for unit in (Matrix, Panels, Lanes, SimtOps, Stepping):
             unit(machine)
         self.root = WarpTask(machine.root, machine.start(apart, single))
@@ -90,7 +107,9 @@ class Team:
         while not self.root.is_done():
             watched = self.machine.changes
             moved = False
-            for _ in range(len(self.ready)):
+            for _ in range(1 if CHOICE and self.ready else len(self.ready)):
+                if CHOICE:
+                    self.ready.rotate(-(CHOICE[-1](len(self.ready)) % len(self.ready)))
                 task = self.ready.popleft()
                 self._advance(task)
                 moved = moved or not isinstance(task.event, Pause)
@@ -117,6 +136,7 @@ class Team:
     def _advance(self, task: WarpTask) -> None:
         parts = tuple(child.results or () for child in task.children)
         first = task.event is None
+        self.counts.enter(task.frame)
         task.event, task.children = None, []
         try:
             event = next(task.steps) if first else task.steps.send(parts)

@@ -31,14 +31,16 @@ from tilewright.ir.emulator.machine import BarrierReached, Fork, GridBarrier, Ma
 from tilewright.ir.emulator.memory.memory import Memory, fault
 from tilewright.ir.emulator.warps.divergence import elsewhere
 from tilewright.ir.nodes import Kernel, Op, walk
-from tilewright.ir.types import Tensor, dtype_of
+from tilewright.ir.types import Scalar, Tensor, Type, Vec, dtype_of
 
 Array = np.ndarray
 LANES = 1 << 18
 """Most threads run together."""
 ALLOCATED = 1 << 26
 """Most bytes of shared and local memory at one time."""
-_WAITING = frozenset({"barrier", "barrier_reduce", "grid_barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
+HELD = 1 << 28
+"""Most bytes of values at one time, if every op of the kernel were executed and none of its results forgotten."""
+_WAITING = frozenset({"barrier", "barrier_reduce", "grid_barrier", "await_count", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
 """Ops at which a warp can have to wait for others."""
 _ORDERING = frozenset(
     {"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "bulk_load", "bulk_store", "wgmma", "wgmma_registers", "await_flag"}
@@ -62,6 +64,8 @@ class Waits:
     """Whether accesses are ordered otherwise than by the block's barrier."""
     grid: bool
     """Whether blocks wait for all others."""
+    held: int = 0
+    """Bytes of the values of one thread."""
 
     @staticmethod
     def of(kernel: Kernel) -> Waits:
@@ -87,15 +91,22 @@ class Waits:
         cluster = kernel.attrs.get("cluster", 1)
         assert isinstance(cluster, int)
         clocked = cluster > 1 or any(op.opcode in _ORDERING for op in ops)
-        grid = any(op.opcode == "grid_barrier" for op in ops)
-        return Waits(frozenset(polling), frozenset(blocking), allocated, cluster, clocked, grid)
+        grid = any(op.opcode in ("grid_barrier", "await_count", "count_up") for op in ops)
+        held = sum(_bytes_of(result.type) for op in ops for result in op.results)
+        return Waits(frozenset(polling), frozenset(blocking), allocated, cluster, clocked, grid, held)
 
     def blocks_at_once(self, threads: int, total: int) -> int:
         if self.grid:
             return max(1, total)
         if self.polling or self.clocked:
             return self.cluster
-        return max(1, min(LANES // threads, ALLOCATED // max(1, self.allocated)))
+        return max(1, min(LANES // threads, ALLOCATED // max(1, self.allocated), HELD // max(1, self.held * threads)))
+
+
+def _bytes_of(type_: Type) -> int:
+    if isinstance(type_, Scalar):
+        return type_.dtype.itemsize
+    return type_.width * type_.dtype.itemsize if isinstance(type_, Vec) else 0
 
 
 def pick(array: Array, select: Array) -> Array:

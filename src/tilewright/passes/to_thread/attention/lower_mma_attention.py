@@ -13,6 +13,10 @@ rounded weights being the first operand of the second product as they lie.
 
 Queries stay in registers (`a_copy=registers`), or, where rows are too long for that, in shared memory of their own. Keys and values that are elements of
 packed blocks are read as bytes and computed as they are brought: threads leave them where copies would.
+
+Operands of f32 are multiplied as numbers of tf32 (`tf32_terms`): each is cut into two parts as it is read, and the products of 16 terms are added up from
+zero, small ones first, before they are added to the rest: matrix units drop bits when they add, so that chains of them err more than f32 does. Values
+lie across the sum and are read by plain loads; an instruction's first four terms are the even ones of eight keys, its others the odd ones, as the weights lie.
 """
 
 from __future__ import annotations
@@ -33,13 +37,14 @@ from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import Tensor, Tile, dtype_of
 from tilewright.passes.common.registers import Mask, RegisterIndex, Registers
+from tilewright.passes.common.tf32 import all_parts, rounded_tf32
 from tilewright.passes.common.unsigned import unsigned_divisions
 from tilewright.passes.schedules.attention import TERMS, MmaAttention, pitch
 from tilewright.passes.to_thread.attention.scores import AttentionScores, ScoreStep, needed_ops
 from tilewright.passes.to_thread.wgmma.epilogue import BAND_ROWS, Epilogue, ResultTile
 
-CHUNK = 8
-"""Elements of 16 bytes: one copy of a thread, and a row of an 8x8 matrix."""
+MANY_TERMS = 64
+"""Beyond as many, products of f32 are a loop over them: registers have no room for more of their parts."""
 
 
 def lower_mma_attention(kernel: Kernel, schedule: MmaAttention, target: Target) -> Kernel:
@@ -72,7 +77,7 @@ class _MmaState:
 
 
 class _ChunkElements:
-    """The elements of a chunk of an operand that is computed: of one row, `CHUNK` columns from `column` on, which is a multiple of that."""
+    """The elements of a chunk of an operand that is computed: of one row, the columns of 16 bytes from `column` on, which is a multiple of their number."""
 
     def __init__(self, lowering: _MmaAttentionLowering, part: _MmaPart, row: Value, column: Value) -> None:
         self.lowering, self.part, self.row, self.column = lowering, part, row, column
@@ -122,7 +127,7 @@ class _ChunkElements:
     def _in_blocks(self, op: Op) -> bool:
         """Whether a quotient or remainder is that of the columns by blocks of whole chunks."""
         by = self._number(op.operands[1])
-        return self._is_column(op.operands[0]) and by is not None and by > 0 and by % CHUNK == 0
+        return self._is_column(op.operands[0]) and by is not None and by > 0 and by % self.lowering.chunk == 0
 
     def _is_column(self, value: Value) -> bool:
         """Whether it is the index of the columns itself."""
@@ -172,16 +177,21 @@ class _MmaAttentionLowering:
         self.env, self.sum = self.epilogue.env, self.epilogue.sum
         self.scores = AttentionScores(self.epilogue, schedule.n)
         self.dtype = self.scores.dtype
+        self.chunk = 16 // self.dtype.itemsize
+        """Elements of 16 bytes: one copy of a thread, and a row of an 8x8 matrix."""
         self.in_registers = schedule.a_copy == "rs"
         s = schedule
         self.slot = s.slot
         # Keys and values of any step: with the conditions of the steps that have some.
         self.source = self.scores.steps[0]
         self.key = _MmaPart(self.scores.made[self.source.key], 1, s.n, s.k, 0)
-        self.value = _MmaPart(self.scores.made[self.source.value], 0, s.n, s.head_dim_v, s.n * pitch(s.k))
+        self.value = _MmaPart(self.scores.made[self.source.value], 0, s.n, s.head_dim_v, s.n * self._pitch(s.k))
         self.query = _MmaPart(self.scores.query_load, 0, s.m, s.k, (s.stages - 1 if self.in_registers else s.stages) * self.slot)
         self.words: list[Value] = []
         self.signs: Value | None = None
+
+    def _pitch(self, columns: int) -> int:
+        return pitch(columns, self.dtype.itemsize)
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -211,14 +221,20 @@ class _MmaAttentionLowering:
         """Where each lane's row of an 8x8 matrix begins, in the first operand, in keys, and in values."""
         self.epilogue.coordinates(b)
         lane = self.epilogue.lane
-        low, half = b.op("and", lane, b.index(15)), b.mul(b.op("shr", lane, b.index(4)), b.index(CHUNK))
-        middle = b.op("and", lane, b.index(CHUNK))
-        upper = b.add(b.op("and", lane, b.index(7)), half)
-        long, wide = b.index(pitch(self.schedule.k)), b.index(pitch(self.schedule.head_dim_v))
+        low, half = b.op("and", lane, b.index(15)), b.mul(b.op("shr", lane, b.index(4)), b.index(self.chunk))
+        long, wide = b.index(self._pitch(self.schedule.k)), b.index(self._pitch(self.schedule.head_dim_v))
         mine = b.add(b.mul(self.epilogue.own, b.index(self.epilogue.rows)), low)
+        if self.dtype is f32:
+            # 16 terms of eight keys at once; a value of each even key, and of the odd one after it.
+            row, column = b.op("and", lane, b.index(7)), b.mul(b.op("shr", lane, b.index(3)), b.index(self.chunk))
+            even, across = b.mul(b.op("and", lane, b.index(3)), b.index(2)), b.op("shr", lane, b.index(2))
+        else:
+            column = b.op("and", lane, b.index(self.chunk))
+            row = b.add(b.op("and", lane, b.index(7)), half)
+            even, across = low, half
         self.query_place = b.add(b.mul(mine, long), b.add(half, b.index(self.query.start)))
-        self.key_place = b.add(b.mul(upper, long), middle)
-        self.value_place = b.add(b.mul(low, wide), b.add(half, b.index(self.value.start)))
+        self.key_place = b.add(b.mul(row, long), column)
+        self.value_place = b.add(b.mul(even, wide), b.add(across, b.index(self.value.start)))
 
     def _body(self, b: Builder, ops: Sequence[Op]) -> None:
         """The ops of a tile, or of the loop over tiles."""
@@ -255,12 +271,12 @@ class _MmaAttentionLowering:
         load, threads = part.load, self.schedule.threads
         tensor = load.operands[0].type
         assert isinstance(tensor, Tensor)
-        chunks = part.columns // CHUNK
+        chunks = part.columns // self.chunk
         beside = 1 << (chunks - 1).bit_length()
         down = threads // beside
         row = b.op("shr", self.epilogue.thread, b.index(beside.bit_length() - 1))
         chunk = b.op("and", self.epilogue.thread, b.index(beside - 1))
-        column = b.mul(chunk, b.index(CHUNK))
+        column = b.mul(chunk, b.index(self.chunk))
         indices = load.operands[1 : 1 + tensor.rank]
         gathered = any(not isinstance(self.env.get(v), Value | RegisterIndex) for v in indices)
         coordinates: list[Value] = []
@@ -273,7 +289,7 @@ class _MmaAttentionLowering:
                 walked = axis if tile_axis == part.row_axis else walked
             coordinates.append(origin)
         rooms, always = self._rooms(b, part, row, column)
-        place = b.add(b.add(offset, b.index(part.start)), b.add(b.mul(row, b.index(pitch(part.columns))), column))
+        place = b.add(b.add(offset, b.index(part.start)), b.add(b.mul(row, b.index(self._pitch(part.columns))), column))
         prefetch: dict[str, Attr] = {"prefetch": self.schedule.prefetch} if self.schedule.prefetch and part is not self.query else {}
 
         def pass_(inner: Builder, number: int) -> list[Value]:
@@ -287,8 +303,8 @@ class _MmaAttentionLowering:
             wanted = [inner.op("lt", inner.index(number * down), room) for room in rooms]
             wanted += always
             condition = [self._all_of(inner, wanted)] if wanted else []
-            to = inner.add(place, inner.index(number * down * pitch(part.columns)))
-            attrs: dict[str, Attr] = {"bytes": 2 * CHUNK, "masked": bool(condition), **prefetch}
+            to = inner.add(place, inner.index(number * down * self._pitch(part.columns)))
+            attrs: dict[str, Attr] = {"bytes": 16, "masked": bool(condition), **prefetch}
             inner.emit("copy_async", [self.ring, to, load.operands[0], *here, *condition], attrs)
             return []
 
@@ -305,24 +321,24 @@ class _MmaAttentionLowering:
 
     def _compute(self, b: Builder, part: _MmaPart, offset: Value) -> None:
         """Compute this thread's chunks of an operand from what is read, and leave them where copies would. Rows beyond the last are that one."""
-        threads, chunks = self.schedule.threads, part.columns // CHUNK
+        threads, chunks = self.schedule.threads, part.columns // self.chunk
         beside = 1 << (chunks - 1).bit_length()
         down = threads // beside
         row = b.op("shr", self.epilogue.thread, b.index(beside.bit_length() - 1))
         chunk = b.op("and", self.epilogue.thread, b.index(beside - 1))
-        column = b.mul(chunk, b.index(CHUNK))
+        column = b.mul(chunk, b.index(self.chunk))
         rooms, always = self._rooms(b, replace(part, load=self._loads(part)[0]), row, column)
         if always:
             raise CompilerBug.at("TW040", "lower_mma_attention: a computed operand has columns that are not there", part.load.span)
-        place = b.add(b.add(offset, b.index(part.start)), b.add(b.mul(row, b.index(pitch(part.columns))), column))
+        place = b.add(b.add(offset, b.index(part.start)), b.add(b.mul(row, b.index(self._pitch(part.columns))), column))
 
         def pass_(inner: Builder, number: int) -> list[Value]:
             own = inner.add(row, inner.index(number * down))
             for room in rooms:
                 own = inner.op("min", own, inner.sub(inner.add(row, room), inner.index(1)))
             element = _ChunkElements(self, part, inner.op("max", own, inner.index(0)), column)
-            values = [element.at(inner, part.load.result, c) for c in range(CHUNK)]
-            inner.multi("store", self.ring, inner.add(place, inner.index(number * down * pitch(part.columns))), inner.op("pack", *values))
+            values = [element.at(inner, part.load.result, c) for c in range(self.chunk)]
+            inner.multi("store", self.ring, inner.add(place, inner.index(number * down * self._pitch(part.columns))), inner.op("pack", *values))
             return []
 
         for number in range(-(-part.rows // down)):
@@ -427,7 +443,7 @@ class _MmaAttentionLowering:
             self._bring_step(b, b.const(number, u32), steps)
         if self.in_registers:
             self._arrived(b)
-            self.words = [word for number in range(s.k // TERMS) for word in self._query_words(b, number)]
+            self.words = [word for number in range(s.k // TERMS) for word in self._query_words(b, b.index(number * TERMS))]
         nothing, lowest = b.const(0.0, f32), b.const(-math.inf, f32)
         rows = 2 * self.bands
         state = _MmaState([nothing] * (rows * s.head_dim_v // 4), [lowest] * rows, [b.op("broadcast", nothing, width=2)] * rows)
@@ -469,11 +485,11 @@ class _MmaAttentionLowering:
 
     # -- matrix instructions ----------------------------------------------------------------------------------------
 
-    def _query_words(self, b: Builder, number: int) -> list[Value]:
-        """The queries' first operand for one instruction along the terms, of each band."""
+    def _query_words(self, b: Builder, term: Value) -> list[Value]:
+        """The queries' first operand for 16 terms, of each band: of f32 that of two instructions."""
         words: list[Value] = []
-        for band in range(self.bands):
-            place = b.index(number * TERMS + band * BAND_ROWS * pitch(self.schedule.k))
+        for band, part in product(range(self.bands), range(0, TERMS, 2 * self.chunk)):
+            place = b.add(term, b.index(part + band * BAND_ROWS * self._pitch(self.schedule.k)))
             words += b.multi("ldmatrix", self.ring, b.add(self.query_place, place), count=4)
         signs = self.signs
         return words if signs is None else [b.op("xor", word, signs) for word in words]
@@ -482,12 +498,23 @@ class _MmaAttentionLowering:
         """The first product of a step."""
         s = self.schedule
         sums = [b.const(0.0, f32)] * (self.bands * s.n // 2)
-        each = 4 * self.bands
+        each = TERMS // (2 * self.chunk) * 4 * self.bands
         start = b.add(slot, self.key_place)
+        if self.dtype is f32 and not self.words and s.k > MANY_TERMS:
+
+            def terms(inner: Builder, first: Value, *carried: Value) -> list[Value]:
+                own = list(carried)
+                self._add_terms(inner, self._query_words(inner, first), own, inner.add(start, first), [across * self._pitch(s.k) for across in range(0, s.n, 16)], False)
+                return own
+
+            return list(b.for_(b.index(0), b.index(s.k), b.index(TERMS), sums, terms, name="term", unroll=1))
         for number in range(s.k // TERMS):
-            first = self.words[each * number : each * (number + 1)] or self._query_words(b, number)
-            places = [number * TERMS + across * pitch(s.k) for across in range(0, s.n, 16)]
-            self._products(b, first, sums, start, places, False)
+            first = self.words[each * number : each * (number + 1)] or self._query_words(b, b.index(number * TERMS))
+            places = [number * TERMS + across * self._pitch(s.k) for across in range(0, s.n, 16)]
+            if self.dtype is f32:
+                self._add_terms(b, first, sums, start, places, False)
+            else:
+                self._products(b, first, sums, start, places, False)
         return sums
 
     def _multiply(self, b: Builder, slot: Value, words: Sequence[Value], out: Sequence[Value]) -> list[Value]:
@@ -495,10 +522,14 @@ class _MmaAttentionLowering:
         s = self.schedule
         sums = list(out)
         start = b.add(slot, self.value_place)
+        each = TERMS // (2 * self.chunk) * 4
         for number in range(s.n // TERMS):
-            first = [w for band in range(self.bands) for w in words[band * s.n // 4 + 4 * number :][:4]]
-            places = [number * TERMS * pitch(s.head_dim_v) + across for across in range(0, s.head_dim_v, 16)]
-            self._products(b, first, sums, start, places, True)
+            first = [w for band in range(self.bands) for w in words[band * s.n // TERMS * each + each * number :][:each]]
+            places = [number * TERMS * self._pitch(s.head_dim_v) + across for across in range(0, s.head_dim_v, 16)]
+            if self.dtype is f32:
+                self._add_terms(b, first, sums, start, places, True)
+            else:
+                self._products(b, first, sums, start, places, True)
         return sums
 
     def _products(
@@ -511,3 +542,43 @@ class _MmaAttentionLowering:
                 at = 8 * (band * len(places) + number) + 4 * half
                 own = slice(at, at + 4)
                 sums[own] = b.emit("mma", [*first[4 * band : 4 * band + 4], *second[2 * half : 2 * half + 2], *sums[own]], {"dtype": self.dtype})
+
+    # -- products of f32 ----------------------------------------------------------------------------------------------
+
+    def _add_terms(
+        self, b: Builder, first: Sequence[Value], sums: list[Value], start: Value, places: Sequence[int], across: bool
+    ) -> None:
+        """As `_products`, for operands of f32; `across`: the second one's rows lie along the columns of the result."""
+        large, small = self._parts(b, first)
+        for number, place in enumerate(places):
+            for half in range(2):
+                other_large, other_small = self._parts(b, self._second(b, start, place, half, across))
+                for band in range(self.bands):
+                    at = 8 * (band * len(places) + number) + 4 * half
+                    total = [b.const(0.0, f32)] * 4
+                    for left, right in self._terms(large, small, other_large, other_small):
+                        for part in range(2):
+                            operands = [*left[8 * band + 4 * part :][:4], *right[2 * part : 2 * part + 2], *total]
+                            total = list(b.emit("mma", operands, {"dtype": f32}))
+                    sums[at : at + 4] = [b.add(x, y) for x, y in zip(sums[at : at + 4], total, strict=True)]
+
+    def _parts(self, b: Builder, words: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+        if self.schedule.tf32_terms == 1:
+            return [rounded_tf32(b, word) for word in words], []
+        return all_parts(b, words)
+
+    def _terms(
+        self, large: list[Value], small: list[Value], other_large: list[Value], other_small: list[Value]
+    ) -> list[tuple[list[Value], list[Value]]]:
+        """Which parts are multiplied, the smallest products first."""
+        pairs = [(small, other_small), (small, other_large), (large, other_small), (large, other_large)]
+        return pairs[4 - self.schedule.tf32_terms :]
+
+    def _second(self, b: Builder, start: Value, place: int, half: int, across: bool) -> list[Value]:
+        """The second operand of two instructions: 16 terms of eight columns."""
+        if across:
+            wide = self._pitch(self.schedule.head_dim_v)
+            places = [place + 8 * half + (8 * part + odd) * wide for part in range(2) for odd in range(2)]
+            return [b.bitcast(b.op("load", self.ring, b.add(start, b.index(at))), u32) for at in places]
+        at = place + 8 * half * self._pitch(self.schedule.k)
+        return list(b.multi("ldmatrix", self.ring, b.add(start, b.index(at)), count=4))

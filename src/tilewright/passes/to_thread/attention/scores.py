@@ -10,7 +10,7 @@ multiplied by goes into the exponent's factor: the sums themselves are compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 from tilewright.base.dtypes import f32, i32, u32
@@ -155,11 +155,12 @@ class AttentionScores:
         return None if times is None or self._is_positive(times) else self._held(b, times)
 
     def query_signs(self, b: Builder) -> Value | None:
-        """Bits that turn the signs of two queries, where they may have to."""
+        """Bits that turn the signs of the queries in a register, where they may have to."""
         scale = self.signed_scale(b)
         if scale is None:
             return None
-        return b.select(b.op("lt", scale, b.const(0.0, f32)), b.const(0x80008000, u32), b.const(0, u32))
+        sign = 0x80000000 if self.dtype is f32 else 0x80008000
+        return b.select(b.op("lt", scale, b.const(0.0, f32)), b.const(sign, u32), b.const(0, u32))
 
     def _times(self, b: Builder) -> Value | None:
         """What scores are multiplied by, without its sign."""
@@ -230,11 +231,30 @@ class AttentionScores:
             cells[cell] = total
         return cells
 
+    def _shift(self, b: Builder, most: Value) -> Value:
+        """What is subtracted from the units of a row."""
+        return b.select(b.op("eq", most, b.const(-math.inf, f32)), b.const(0.0, f32), most)
+
+    def _power(self, b: Builder, most: Value, width: int = 1) -> Callable[[Value], Value]:
+        """What makes a unit of a row its weight, `width` of them at a time. Of f32 it is as near as its power is: what is subtracted, is so
+        before anything is rounded."""
+        if self.dtype is f32:
+            shift, factor = self._shift(b, most), self.factor
+        else:
+            factor, shift = self._exponent(b, most)
+        if width > 1:
+            shift, factor = b.op("broadcast", shift, width=width), b.op("broadcast", factor, width=width)
+
+        def power(unit: Value) -> Value:
+            exponent = b.mul(b.sub(unit, shift), factor) if self.dtype is f32 else b.fma(unit, factor, shift)
+            return b.op("exp2_approx", exponent, flush=True)
+
+        return power
+
     def _exponent(self, b: Builder, most: Value) -> tuple[Value, Value]:
         """Factor and summand that make a unit the exponent of its weight."""
         form = self.form(self.steps[-1])
-        empty = b.op("eq", most, b.const(-math.inf, f32))
-        shift = b.select(empty, b.const(0.0, f32), most)
+        shift = self._shift(b, most)
         factor = self.factor
         if not form.plain:
             far = b.op("gt", b.op("abs", shift), b.const(HUGE, f32))
@@ -271,10 +291,10 @@ class AttentionScores:
         needed: Value | None = None
         for row, old in enumerate(before):
             new = larger(b, old, self.row_maximum(b, units, row))
-            factor, summand = self._exponent(b, new)
+            power = self._power(b, new)
             grows = b.op("ne", new, old)
             needed = grows if needed is None else b.op("or", needed, grows)
-            shrink.append(b.op("exp2_approx", b.fma(old, factor, summand), flush=True))
+            shrink.append(power(old))
             most.append(new)
         assert needed is not None
         return most, shrink, b.op("vote", needed, mode="any")
@@ -298,10 +318,10 @@ class AttentionScores:
         weights: dict[Cell, Value] = {}
         totals: list[Value] = []
         for row in range(2 * self.bands) if columns else ():
-            factor, summand = (b.op("broadcast", x, width=2) for x in self._exponent(b, most[row]))
+            power = self._power(b, most[row], 2)
             total: Value | None = None
             for column in columns:
-                one = b.op("exp2_approx", b.fma(units[row, column], factor, summand), flush=True)
+                one = power(units[row, column])
                 weights[row, column] = one
                 total = one if total is None else b.add(total, one)
             assert total is not None
@@ -309,7 +329,13 @@ class AttentionScores:
         return weights, totals
 
     def packed(self, b: Builder, weights: dict[Cell, Value]) -> list[Value]:
-        """Weights as the first operand of the second product: accumulators lie as it wants them."""
+        """Weights as the first operand of the second product: accumulators lie as it wants them. Of f32 each register has one: those of even
+        columns are the first four terms of an instruction, those of odd ones the next."""
+        if self.dtype is f32:
+            return [
+                b.bitcast(b.op("extract", weights[2 * band + row, column], lane=lane), u32)
+                for band in range(self.bands) for column in range(self.keys // 8) for lane in range(2) for row in range(2)
+            ]  # fmt: skip
         return [
             b.op("to_bits", b.cast(weights[2 * band + row, column], self.dtype))
             for band in range(self.bands) for column in range(self.keys // 8) for row in range(2)

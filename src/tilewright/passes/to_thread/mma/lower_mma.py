@@ -1,6 +1,6 @@
-"""Tile stage -> thread stage for contractions on any NVIDIA GPU: warp-level matrix instructions, or plain multiply-adds.
+"""Tile stage -> thread stage for contractions on any GPU: matrix instructions of warps, or plain multiply-adds.
 
-In: a tile-stage kernel made by `lower_contraction`, with layouts, and its schedule (family `mma` or `fma`). Out: the thread-stage
+In: a tile-stage kernel made by `lower_contraction`, with layouts, and its schedule (family `mma`, `fma`, or those of AMD's waves). Out: the thread-stage
 kernel. All threads of a block do the same: they bring the operands of a later step to shared memory (`stage_operand`), read the
 fragments of the next part of this step, and multiply those of the current part, so that loads run while the arithmetic does.
 
@@ -24,16 +24,17 @@ from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.layouts import MMA_LANES, Accumulator, Blocked
+from tilewright.ir.layouts import MMA_LANES, SIDE, Accumulator, Blocked
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import dtype_of
 from tilewright.passes.common.registers import Registers, shape_of
 from tilewright.passes.common.unsigned import unsigned_divisions
-from tilewright.passes.schedules.matrix import Mma, WarpProduct
+from tilewright.passes.schedules.matrix import Mma, WarpProduct, WaveProduct
 from tilewright.passes.schedules.sum_levels import PartialSums, in_registers, stretches
 from tilewright.passes.to_thread.lower_tiles import TileLowering
 from tilewright.passes.to_thread.mma.packed_operand import PackedOperand
 from tilewright.passes.to_thread.mma.units import FmaUnit, HorizontalUnit, MmaUnit, MultiplyUnit
+from tilewright.passes.to_thread.mma.wave_unit import WaveUnit
 from tilewright.passes.to_thread.stage_operand import (
     OperandSource,
     OperandView,
@@ -68,6 +69,10 @@ class _MmaLowering(TileLowering):
     def _layout(self) -> Blocked | Accumulator:
         layout = super()._layout()
         return ThreadTile(layout.vector, layout.lanes, layout.warps) if isinstance(layout, Blocked) else layout
+
+    @property
+    def layout_warp(self) -> int:
+        return MMA_LANES
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -115,11 +120,16 @@ class _MmaLowering(TileLowering):
         if isinstance(layout, Blocked):
             super().coordinates(b)
             return
+        wave = layout.wave
+        lanes = wave.lanes if wave else MMA_LANES
         self.thread = b.op("thread_id", name="thread")
-        lane = b.op("and", self.thread, b.index(MMA_LANES - 1), name="lane")
-        warp = b.op("shr", self.thread, b.index(MMA_LANES.bit_length() - 1), name="warp")
+        lane = b.op("and", self.thread, b.index(lanes - 1), name="lane")
+        warp = b.op("shr", self.thread, b.index(lanes.bit_length() - 1), name="warp")
         self.warp_digits = self._digits(b, warp, layout.warps)
-        starts = (b.op("shr", lane, b.index(2)), b.mul(b.op("and", lane, b.index(3)), b.index(2)))
+        if wave:
+            starts = (b.op("and", lane, b.index(SIDE - 1)), b.mul(b.op("shr", lane, b.index(SIDE.bit_length() - 1)), b.index(wave.column)))
+        else:
+            starts = (b.op("shr", lane, b.index(2)), b.mul(b.op("and", lane, b.index(3)), b.index(2)))
         for axis, extent in enumerate((self.schedule.m, self.schedule.n)):
             base = b.add(b.mul(self.warp_digits[axis], b.index(layout.part(axis, extent))), starts[axis])
             self.divisors[base] = layout.vector[axis]
@@ -129,6 +139,8 @@ class _MmaLowering(TileLowering):
         """What multiplies."""
         if isinstance(self.schedule, Mma):
             return MmaUnit(self.schedule, operand, total, precision, self.layout, self.target)
+        if isinstance(self.schedule, WaveProduct):
+            return WaveUnit(self.schedule, operand, total, precision, self.layout, self.target)
         return FmaUnit(self.schedule, operand, total, precision, self.layout, self.target)
 
     def _operands(self, b: Builder) -> None:
@@ -141,7 +153,8 @@ class _MmaLowering(TileLowering):
         packed = s.b_copy == "packed"
         axes = [None if packed and number else contiguous_axis(self, source, s.threads) for number, source in enumerate(sources)]
         operand, total = dtype_of(product.operands[0].type), dtype_of(product.result.type)
-        precision = str(self.kernel.attrs.get("precision", "ieee"))
+        # Matrix instructions for f32 that nobody asked for multiply its parts.
+        precision = str(self.kernel.attrs.get("precision", "3xtf32" if isinstance(s, Mma) else "ieee"))
         units = [self._unit(operand, total, precision) for _ in self.products]
         self.unit: MultiplyUnit = units[0] if len(units) == 1 else HorizontalUnit(units)
         self.views: list[OperandView] = []

@@ -24,8 +24,12 @@ from tilewright.ir.nodes import Attr, Value
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype, mma_shape
 from tilewright.ir.types import Vec
 from tilewright.passes.common.registers import Cell, ThreadView
+from tilewright.passes.common.tf32 import all_parts, rounded_tf32
 from tilewright.passes.schedules.matrix import Mma, WarpProduct
 from tilewright.passes.to_thread.stage_operand import WIDEST, Ring
+
+F64_STEP = 8
+"""Terms of one instruction of f64, from Hopper on: 4, 8 or 16."""
 
 
 class MultiplyUnit(ABC):
@@ -150,12 +154,6 @@ class FmaUnit(MultiplyUnit):
         return [dict(zip(places, sums, strict=True))]
 
 
-_CUT = 0xFFFFE000
-"""The bits of an f32 that tf32 has."""
-_HALF = 0x1000
-"""Half of the last of them."""
-
-
 class MmaUnit(MultiplyUnit):
     """Matrix instructions of one warp on registers."""
 
@@ -182,7 +180,7 @@ class MmaUnit(MultiplyUnit):
         # From Hopper on f64 has instructions of 16 rows.
         self.kind: dict[str, Attr] = {"dtype": operand}
         if operand is f64 and target.sm >= 90:
-            self.kind["k"] = 8
+            self.kind["k"] = F64_STEP
         (self.m, _, self.k), self.a_count, self.b_count, self.c_count = mma_shape(self.kind)
         self.down, self.across = layout.part(0, schedule.m) // 16, layout.part(1, schedule.n) // 8
         if not self.down or not self.across or schedule.k % self.k:
@@ -272,30 +270,17 @@ class MmaUnit(MultiplyUnit):
     def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
         first, second = list(fragments[: self.tall * self.down]), list(fragments[self.tall * self.down :])
         if self.stored is f32 and not self.split:
-            first, second = [self._rounded(b, v) for v in first], [self._rounded(b, v) for v in second]
+            first, second = [rounded_tf32(b, v) for v in first], [rounded_tf32(b, v) for v in second]
         if not self.split:
             return self._products(b, first, second, sums)
-        big, small = zip(*(self._halves(b, v) for v in first), strict=True)
-        other_big, other_small = zip(*(self._halves(b, v) for v in second), strict=True)
+        big, small = all_parts(b, first)
+        other_big, other_small = all_parts(b, second)
         result = list(sums)
         if self.four:
             result = self._products(b, small, other_small, result)
         result = self._products(b, small, other_big, result)
         result = self._products(b, big, other_small, result)
         return self._products(b, big, other_big, result)
-
-    def _rounded(self, b: Builder, bits: Value) -> Value:
-        """An f32 rounded to tf32: the instruction drops the bits below. What is NaN stays so."""
-        value = b.bitcast(bits, f32)
-        return b.select(b.op("isnan", value), bits, b.add(bits, b.const(_HALF, u32)))
-
-    def _halves(self, b: Builder, bits: Value) -> tuple[Value, Value]:
-        """An f32 as a tf32 and what that leaves, rounded to tf32. An infinity leaves nothing. Both have the number's sign, else an
-        infinity they are multiplied by would give two."""
-        big = b.op("and", bits, b.const(_CUT, u32))
-        value, cut = b.bitcast(bits, f32), b.bitcast(big, f32)
-        rest = b.select(b.op("eq", value, cut), b.const(0, f32), b.sub(value, cut))
-        return big, b.add(b.bitcast(rest, u32), b.const(_HALF, u32))
 
     def _products(
         self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value]

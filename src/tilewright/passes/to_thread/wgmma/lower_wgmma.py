@@ -91,6 +91,8 @@ class _WgmmaLowering:
         if schedule.a_copy == "rs":
             self.computed = RegisterOperand(self.epilogue, self.product.operands[0], schedule.k)
         self.rings: list[_Ring] = []
+        self.pairs: list[tuple[int, int]] = [(0, 0)]
+        """Which of the tiles of both operands in a stage are multiplied, in this order."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -100,15 +102,18 @@ class _WgmmaLowering:
         self.epilogue.coordinates(b)
         if s.cluster > 1:
             self.rank = b.op("cluster_rank")
-        if self.computed is None:
-            self.a = self._ring(b, self.product.operands[0], 0, s.m)
-            self.rings.append(self.a)
+        if s.tf32_terms:
+            self._rings_of_parts(b)
         else:
-            self.computed.make_rings(b, s.stages)
-        self.b = self._ring(b, self.product.operands[1], 1, s.n)
-        self.rings.append(self.b)
-        for product in self.products[1:]:
-            self.rings.append(self._ring(b, product.operands[1], 1, s.n, self.rings[-1]))
+            if self.computed is None:
+                self.a = self._ring(b, self.product.operands[0], 0, s.m)
+                self.rings.append(self.a)
+            else:
+                self.computed.make_rings(b, s.stages)
+            self.b = self._ring(b, self.product.operands[1], 1, s.n)
+            self.rings.append(self.b)
+            for product in self.products[1:]:
+                self.rings.append(self._ring(b, product.operands[1], 1, s.n, self.rings[-1]))
         self.epilogue.outputs(b)
         if s.cluster_k > 1:
             count, dtype = self.rows * s.columns // GROUP, dtype_of(self.product.operands[2].type)
@@ -160,11 +165,22 @@ class _WgmmaLowering:
         raw = [] if self.computed is None else [ring.map for ring in self.computed.rings.values()]
         return [*raw, *(ring.map for ring in self.rings)]
 
-    def _ring(self, b: Builder, operand: Value, tile_axis: int, extent: int, behind: _Ring | None = None) -> _Ring:
-        """The ring of an operand; `behind`: it shares that of another."""
+    def _rings_of_parts(self, b: Builder) -> None:
+        """Rings whose stages hold all parts of an operand, each of which is brought once and multiplied with several of the other's."""
+        sides = [list(dict.fromkeys(p.operands[axis] for p in self.products)) for axis in (0, 1)]
+        for axis, (parts, extent) in enumerate(zip(sides, (self.schedule.m, self.schedule.n), strict=True)):
+            rings: list[_Ring] = []
+            for part in parts:
+                rings.append(self._ring(b, part, axis, extent, rings[-1] if rings else None, len(parts)))
+            self.rings += rings
+        self.a, self.b = self.rings[0], self.rings[len(sides[0])]
+        self.pairs = [(sides[0].index(p.operands[0]), sides[1].index(p.operands[1])) for p in self.products]
+
+    def _ring(self, b: Builder, operand: Value, tile_axis: int, extent: int, behind: _Ring | None = None, parts: int = 1) -> _Ring:
+        """The ring of an operand; `behind`: it shares that of another. `parts`: so many tiles of one operand in a stage."""
         load = self.made[operand]
         if load.opcode == "load_image":
-            return self._image_ring(b, load, extent)
+            return self._image_ring(b, load, extent, behind, parts)
         tensor = load.operands[0]
         assert load.opcode == "load" and isinstance(tensor.type, Tensor)
         s, size = self.schedule, self.dtype.itemsize
@@ -187,7 +203,7 @@ class _WgmmaLowering:
                 strides = [Size.of(wide), *strides]
                 box = [extent // wide, *box]
         name = "ab"[tile_axis]
-        stage = extent * s.k * (s.horizontal if tile_axis == 1 else 1)
+        stage = extent * s.k * (s.horizontal if tile_axis == 1 else 1) * parts
         if behind is None:
             memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * stage,), space="shared", align=1024, name=f"{name}.ring")
         else:
@@ -203,24 +219,28 @@ class _WgmmaLowering:
         """Matrix units drop the bits of an f32 that tf32 lacks: the copy engine rounds."""
         return {"round": True} if self.dtype is f32 else {}
 
-    def _image_ring(self, b: Builder, load: Op, extent: int) -> _Ring:
+    def _image_ring(self, b: Builder, load: Op, extent: int, behind: _Ring | None, parts: int) -> _Ring:
         """The pixels of a convolution, which the copy engine finds itself."""
         s, tensor = self.schedule, load.operands[0]
         assert isinstance(tensor.type, Tensor)
         lower, steps = load.attrs["lower"], load.attrs["steps"]
-        positions = load.attrs["rows"], load.attrs["columns"]
+        positions = [load.attrs[name] for name in ("planes", "rows", "columns") if name in load.attrs]
         assert isinstance(lower, tuple) and isinstance(steps, tuple)
         upper: list[Attr] = []
-        for first, step, count, size in zip(lower, steps, positions, tensor.type.shape[1:3], strict=True):
+        for first, step, count, size in zip(lower, steps, positions, tensor.type.shape[1:-1], strict=True):
             assert isinstance(first, int) and isinstance(step, int) and isinstance(count, Size | int)
             # The last position, counted from the last element.
             upper.append((Size.of(count) - 1) * step + first - (size - 1))
-        memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name="a.ring")
+        stage = extent * s.k * parts
+        if behind is None:
+            memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * stage,), space="shared", align=1024, name="a.ring")
+        else:
+            memory = behind.memory
         found = b.op(
-            "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(1, 1, 1, s.k), swizzle=ROW_BYTES,
-            pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map", **self._rounding(),
+            "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(*[1] * (tensor.type.rank - 1), s.k),
+            swizzle=ROW_BYTES, pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map", **self._rounding(),
         )  # fmt: skip
-        return _Ring(load, memory, found, 0, extent, "k", False, extent * s.k)
+        return _Ring(load, memory, found, 0, extent, "k", False, stage, 0 if behind is None else behind.first + extent * s.k)
 
     def _is_involved(self) -> bool:
         """Whether the copying threads have more to compute than the corner of a matrix."""
@@ -459,13 +479,15 @@ class _WgmmaLowering:
 
     def _copy_image(self, b: Builder, ring: _Ring, stage: Value) -> None:
         """Where the tile's first pixel lies, and where in the kernel this step is."""
-        row, down, along, channel = (self.epilogue.origin(self.env[v]) for v in ring.load.operands[1:])
-        offset = b.mul(stage, b.const(ring.extent * self.schedule.k, u32))
-        rows, columns, lower, steps = (ring.load.attrs[name] for name in ("rows", "columns", "lower", "steps"))
-        assert isinstance(rows, Size) and isinstance(columns, Size) and isinstance(lower, tuple) and isinstance(steps, tuple)
+        row, *offsets, channel = (self.epilogue.origin(self.env[v]) for v in ring.load.operands[1:])
+        offset = b.mul(stage, b.const(ring.stage, u32))
+        offset = b.add(offset, b.const(ring.first, u32)) if ring.first else offset
+        lower, steps = (ring.load.attrs[name] for name in ("lower", "steps"))
+        assert isinstance(lower, tuple) and isinstance(steps, tuple)
         position = b.cast(row, u32)
         digits: list[Value] = []
-        for count in (columns, rows):
+        for count in (ring.load.attrs[name] for name in ("columns", "rows", "planes") if name in ring.load.attrs):
+            assert isinstance(count, Size)
             divisor = b.cast(b.index(count), u32)
             quotient = b.op("floordiv", position, divisor)
             digits.append(b.cast(b.sub(position, b.mul(quotient, divisor)), i32))
@@ -475,7 +497,7 @@ class _WgmmaLowering:
             assert isinstance(step, int) and isinstance(first, int)
             base.append(b.add(b.mul(digit, b.const(step, i32)), b.const(first, i32)))
         b.multi(
-            "tma_load", ring.memory, offset, ring.map, self.full, stage, b.cast(position, i32), *base, channel, down, along
+            "tma_load", ring.memory, offset, ring.map, self.full, stage, b.cast(position, i32), *base, channel, *offsets
         )
 
     def _copy(self, b: Builder, ring: _Ring, stage: Value) -> None:
@@ -535,22 +557,54 @@ class _WgmmaLowering:
 
         def step(inner: Builder, number: Value, stage: Value, parity: Value, previous: Value, *sums: Value) -> list[Value]:
             inner.multi("mbarrier_wait", self.full, stage, parity)
-            first = inner.add(inner.mul(stage, inner.const(s.m * s.k, u32)), rows)
-            second = inner.mul(stage, inner.const(s.columns * s.k, u32))
+            first = inner.add(inner.mul(stage, inner.const(self.a.stage, u32)), rows)
+            second = inner.mul(stage, inner.const(self.b.stage, u32))
             sums = inner.emit("wgmma", (self.a.memory, first, self.b.memory, second, *sums), self._instructions())
             sums = inner.multi("wgmma_wait", *sums, pending=s.mma_in_flight)
             later = inner.op("ne", number, inner.const(0, u32)) if s.mma_in_flight else None
             self._release(inner, later, previous if s.mma_in_flight else stage)
             return [*self._next_state(inner, stage, parity), stage, *sums]
 
-        def all_steps(inner: Builder) -> list[Value]:
+        def stretch(inner: Builder, count: Value, stage: Value, parity: Value) -> tuple[Value, Value, list[Value]]:
+            """So many steps from zero, and the stage behind them."""
             start = [stage, parity, stage, *[zero] * accumulators]
-            _, _, last, *sums = inner.for_(inner.const(0, u32), steps, inner.const(1, u32), start, step, name="step", unroll=1)
-            hand_over(inner)
+            stage, parity, last, *sums = inner.for_(inner.const(0, u32), count, inner.const(1, u32), start, step, name="step", unroll=1)
+            if not s.chunk:
+                hand_over(inner)
             if s.mma_in_flight:
                 sums = list(inner.multi("wgmma_wait", *sums, pending=0))
                 self._release(inner, None, last)
-            return sums
+            return stage, parity, sums
+
+        def in_chunks(inner: Builder, number: Value, stage: Value, parity: Value, *totals: Value) -> list[Value]:
+            count = inner.op("min", inner.sub(steps, number), inner.const(s.chunk // s.k, u32))
+            stage, parity, sums = stretch(inner, count, stage, parity)
+            return [stage, parity, *(inner.add(total, part) for total, part in zip(totals, sums, strict=True))]
+
+        def step_from_zero(inner: Builder, number: Value, stage: Value, parity: Value, *totals: Value) -> list[Value]:
+            """A step that is a chunk: its first instruction begins with nothing."""
+            inner.multi("mbarrier_wait", self.full, stage, parity)
+            first = inner.add(inner.mul(stage, inner.const(self.a.stage, u32)), rows)
+            second = inner.mul(stage, inner.const(self.b.stage, u32))
+            sums = inner.emit("wgmma", (self.a.memory, first, self.b.memory, second), {**self._instructions(), "fresh": True})
+            sums = inner.multi("wgmma_wait", *sums, pending=0)
+            self._release(inner, None, stage)
+            return [*self._next_state(inner, stage, parity), *(inner.add(total, part) for total, part in zip(totals, sums, strict=True))]
+
+        def all_steps(inner: Builder) -> list[Value]:
+            if s.chunk == s.k and self.rows == 64:
+                begun = [stage, parity, *[zero] * accumulators]
+                _, _, *totals = inner.for_(inner.const(0, u32), steps, inner.const(1, u32), begun, step_from_zero, name="step", unroll=1)
+                hand_over(inner)
+                return totals
+            if not s.chunk:
+                return stretch(inner, steps, stage, parity)[2]
+            # The first chunk stands for what there is to add to.
+            start = stretch(inner, inner.op("min", steps, inner.const(s.chunk // s.k, u32)), stage, parity)
+            each = inner.const(s.chunk // s.k, u32)
+            _, _, *totals = inner.for_(each, steps, each, [*start[:2], *start[2]], in_chunks, name="chunk", unroll=1)
+            hand_over(inner)
+            return totals
 
         def hand_over(inner: Builder) -> None:
             """The other group may start its instructions: these are all on their way."""
@@ -663,10 +717,12 @@ class _WgmmaLowering:
         s = self.schedule
         k = 32 // self.dtype.itemsize
         steps: list[Attr] = []
-        for number in range(s.k // k):
-            inside = [number * k * (1 if ring.major == "k" else ROW_BYTES // self.dtype.itemsize) for ring in (self.a, self.b)]
-            for block in range(self.rows // 64):
-                steps.append((inside[0] + block * 64 * s.k, inside[1], block * s.columns // 2))
+        for pair in self.pairs:
+            parts = [part * ring.extent * s.k for part, ring in zip(pair, (self.a, self.b), strict=True)]
+            for number in range(s.k // k):
+                inside = [number * k * (1 if ring.major == "k" else ROW_BYTES // self.dtype.itemsize) for ring in (self.a, self.b)]
+                for block in range(self.rows // 64):
+                    steps.append((parts[0] + inside[0] + block * 64 * s.k, parts[1] + inside[1], block * s.columns // 2))
         attrs: dict[str, Attr] = {"n": s.columns, "k": k, "steps": tuple(steps)}
         for name, ring in (("a", self.a), ("b", self.b)):
             attrs[f"{name}_major"] = ring.major

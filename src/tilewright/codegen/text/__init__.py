@@ -1,0 +1,1 @@
+"""What code generators that write text of a C-like language share."""

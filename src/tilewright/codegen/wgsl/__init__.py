@@ -1,0 +1,1 @@
+"""WGSL, the shading language of WebGPU, from thread-stage IR."""

@@ -1,0 +1,1 @@
+"""Critical functions at run time: the decorators, their latency, rings between threads."""

@@ -1,0 +1,1 @@
+"""What functions mean that NumPy has not, on NumPy arrays."""

@@ -1,0 +1,1 @@
+"""Rows and sums of several axes on a GPU."""

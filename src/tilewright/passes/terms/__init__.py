@@ -1,0 +1,1 @@
+"""Factors as sums of several numbers of a narrower type, which matrix units multiply."""

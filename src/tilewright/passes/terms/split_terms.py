@@ -1,0 +1,214 @@
+"""Factors of f32 become three terms of bf16 each, written to scratch before the product. `Program -> Program`.
+
+In: a program and the schedules of its contractions. Where one says `bf16_terms=6`, each factor, whatever it is computed from, is first written to scratch: an f32
+is the sum of three bf16, which it is exactly, and a product is six products of these. What the six leave out is below 2^-24 of the product. The scratch has
+the terms of one factor beside those that they are multiplied by, one stretch of the sum behind the other, so that the product is one of bf16 with a sum six times as
+long, by the copy engine and warp-group instructions at full speed, wherever the elements lie. Out: the program with a kernel more for each factor.
+
+    parallel m, n { acc = reduce k { yield x[i, k] * w[k, j] }; … }
+    -> parallel m, kk { x0, x1, x2 = terms(kk < k ? x[i, kk] : 0); store x.terms[i, 0, kk] = x2; store x.terms[i, 1, kk] = x0; … }
+       parallel kk, n { w0, w1, w2 = terms(…); store w.terms[0, kk, j] = w0; store w.terms[1, kk, j] = w2; … }
+       parallel m, n { acc = reduce t in 0..6*kk { yield f32(x.terms[i, t]) * f32(w.terms[t, j]) }; … }
+
+Small products come first: matrix units drop bits of large sums when they add. All terms of a number have its sign, and none is zero but those of zero, so that an
+infinity gives what it gives in f32 (`common/tf32.py`): a number that leaves no rest leaves 2^-64 of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction
+from tilewright.base.dtypes import bf16, f32, u32
+from tilewright.base.record import record
+from tilewright.base.sizes import Size, ceildiv, product
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Kernel, Value
+from tilewright.ir.program import KernelCall, Program, ProgramArray
+from tilewright.ir.rewrite import clone_ops
+from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.program.repack import Packing
+from tilewright.passes.schedules.matrix import Wgmma
+from tilewright.passes.schedules.plans import Plan, Plans
+
+PAIRS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
+"""The terms of both factors that are multiplied, in order."""
+TERMS = 3
+BLOCK = 64
+"""Elements of bf16 in a line of the cache, which copies bring whole."""
+UPPER = 0xFFFF0000
+"""The bits of an f32 that bf16 has."""
+REST, LAST_REST = 2.0**-64, 2.0**-40
+"""What a number that is a bf16 leaves of itself, and what a rest that is one leaves: far below what sums keep of a product."""
+
+
+def split_terms(program: Program, plans: Plans) -> tuple[Program, Plans]:
+    """The program with kernels that write terms, and the schedules of its calls."""
+    calls: list[KernelCall] = []
+    schedules: list[Plan] = []
+    scratch = list(program.scratch)
+    for call, plan in zip(program.calls, plans, strict=True):
+        if isinstance(plan, Wgmma) and plan.bf16_terms:
+            form = terms_form(call.kernel, len(scratch))
+            assert form is not None
+            names = dict(zip(call.kernel.params, call.args, strict=True)) | {memory: memory.name for memory, _ in form.scratch}
+            by_name = {p.name: name for p, name in names.items()}
+            for memory, kernel in form.scratch:
+                assert isinstance(memory.type, Tensor)
+                scratch.append(ProgramArray(memory.name, memory.type, "scratch"))
+                calls.append(KernelCall(kernel, tuple(by_name[p.name] for p in kernel.params), call.loops))
+                schedules.append(None)
+            call = replace(call, kernel=form.kernel, args=tuple(names[p] for p in form.kernel.params))
+        calls.append(call)
+        schedules.append(plan)
+    return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+@record
+class TermsForm:
+    """A product of terms in scratch, and what writes them."""
+
+    kernel: Kernel
+    scratch: tuple[tuple[Value, Kernel], ...]
+
+
+def has_terms(found: Contraction) -> bool:
+    """Whether factors can be written as terms: f32, one index on each side, and one summed over."""
+    return found.a.dtype is found.b.dtype is found.accumulator is f32 and len(found.m) == len(found.n) == len(found.k) == 1
+
+
+def terms_form(kernel: Kernel, number: int = 0) -> TermsForm | None:
+    """The kernel with factors of terms; None where it is no product that can be computed so."""
+    found = find_contraction(kernel)
+    if found is None or not has_terms(found):
+        return None
+    return _Terms(kernel, found).form(number)
+
+
+class _Terms(Packing):
+    """What writes the terms of both factors, and what multiplies them."""
+
+    def __init__(self, kernel: Kernel, found: Contraction) -> None:
+        super().__init__(KernelCall(kernel, tuple(p.name for p in kernel.params), ()), Wgmma(64, 64, 64, a_copy="pack", b_copy="pack"))
+        self.length = ceildiv(self.found.reduce_extents[0], Size.of(BLOCK)) * BLOCK
+        """Elements of one stretch of the sum."""
+
+    def form(self, number: int) -> TermsForm:
+        names = [f"{self.kernel.name}.terms{number + position}" for position in range(2)]
+        factors = (self.found.a, self.found.b)
+        packs = {id(f): Value(self._memory(f), name) for f, name in zip(factors, names, strict=True)}
+        written = [(packs[id(f)], self._writing_kernel(f, names[side], side)) for side, f in enumerate(factors)]
+        return TermsForm(self._multiplying_kernel(packs), tuple(written))
+
+    def _across(self, factor: Factor) -> bool:
+        """Whether a factor's rows in memory run across the sum: its terms do so, too."""
+        if factor.load is None:
+            return False
+        last = self.found.access(factor)[-1]
+        row = self.found.indices[self._side(factor)[0]]
+        return row in last.values and self.found.k[0] not in last.values
+
+    def _extents(self, factor: Factor) -> tuple[Size, Size]:
+        """Of all batches, and of the rows."""
+        *batch, rows = (self.found.extents[p] for p in self._positions(factor))
+        return product(batch), ceildiv(rows, Size.of(BLOCK)) * BLOCK if self._across(factor) else rows
+
+    def _memory(self, factor: Factor) -> Tensor:
+        """The terms as the product reads them."""
+        batch, rows = self._extents(factor)
+        whole = self.length * len(PAIRS)
+        shape = (batch, whole, rows) if self._across(factor) else (batch, rows, whole)
+        return tensor(bf16, *shape, align=16)
+
+    def _batch(self, b: Builder, factor: Factor, local: dict[Value, Value]) -> Value:
+        total = b.index(0)
+        for order, p in enumerate(self._positions(factor)[:-1]):
+            index = local[self.found.indices[p]]
+            total = index if order == 0 else b.add(b.mul(total, b.index(self.found.extents[p])), index)
+        return total
+
+    def _writing_kernel(self, factor: Factor, name: str, side: int) -> Kernel:
+        found, positions, across = self.found, self._positions(factor), self._across(factor)
+        batch, rows = self._extents(factor)
+        count = Size.of(len(PAIRS))
+        shape = (batch, count, self.length, rows) if across else (batch, rows, count, self.length)
+        memory = Value(tensor(bf16, *shape, align=16), name)
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            *own, first, second = indices
+            k, row = (first, second) if across else (second, first)
+            local = dict(mapping) | dict(zip((found.indices[p] for p in positions), (*own, row), strict=True)) | {found.k[0]: k}
+            inside = inner.op("lt", k, inner.index(found.reduce_extents[0]))
+            if across:
+                inside = inner.logical_and(inside, inner.op("lt", row, inner.index(found.extents[positions[-1]])))
+            whole = self._element(inner, factor, local, inside, lambda deep: deep.const(0, f32))
+            parts = [inner.cast(part, bf16) for part in three_terms(inner, whole)]
+            place = self._batch(inner, factor, local)
+            for pair, terms in enumerate(PAIRS):
+                where = (inner.index(pair), k, row) if across else (row, inner.index(pair), k)
+                inner.multi("store", memory, place, *where, parts[terms[side]])
+            return []
+
+        outer = [b.index(found.extents[p]) for p in positions[:-1]]
+        ends = [b.index(self.length), b.index(rows)] if across else [b.index(rows), b.index(self.length)]
+        names = [found.indices[p].name for p in positions]
+        names = [*names[:-1], found.k[0].name, names[-1]] if across else [*names, found.k[0].name]
+        with b.at(found.reduction.span):
+            b.parallel([*outer, *ends], body, names)
+        kernel = self._finished(f"{self.kernel.name}.terms", b, [memory])
+        attrs = {key: attr for key, attr in kernel.attrs.items() if key != "precision"}
+        facts = {key: divisor for key, divisor in kernel.facts.items() if key in kernel.size_names}
+        return replace(kernel, attrs=MappingProxyType(attrs), facts=MappingProxyType(facts))
+
+    def _multiplying_kernel(self, packs: dict[int, Value]) -> Kernel:
+        found = self.found
+        region = found.parallel.regions[0]
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
+
+            def term(deep: Builder, t: Value) -> Sequence[Value]:
+                factors: list[Value] = []
+                for factor in (found.a, found.b):
+                    row = local[found.indices[self._side(factor)[0]]]
+                    where = (t, row) if self._across(factor) else (row, t)
+                    loaded = deep.op("load", packs[id(factor)], self._batch(deep, factor, local), *where)
+                    factors.append(deep.cast(loaded, f32))
+                return [deep.mul(*factors)]
+
+            for op in region.ops[:-1]:
+                if op is found.reduction:
+                    with inner.at(op.span):
+                        results = inner.reduce("add", [inner.index(self.length * len(PAIRS))], term, [found.k[0].name])
+                    local.update(zip(op.results, results, strict=True))
+                else:
+                    clone_ops(inner, [op], local)
+            return []
+
+        with b.at(found.parallel.span):
+            b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
+        return self._finished(self.kernel.name, b, list(packs.values()))
+
+
+def three_terms(b: Builder, x: Value) -> list[Value]:
+    """Three numbers of bf16, as f32, whose sum an f32 is."""
+    first, rest, whole = _upper(b, x, REST)
+    second, last, _ = _upper(b, rest, LAST_REST)
+    last = b.select(whole, rest, last)  # what stands for a rest of nothing leaves itself
+    third, _, _ = _upper(b, last, LAST_REST)
+    return [first, second, third]
+
+
+def _upper(b: Builder, x: Value, rest: float) -> tuple[Value, Value, Value]:
+    """The upper half of an f32, what that leaves, and whether that is nothing, for which a small part of the number stands."""
+    upper = b.bitcast(b.op("and", b.bitcast(x, u32), b.const(UPPER, u32)), f32)
+    whole = b.op("eq", x, upper)
+    return upper, b.select(whole, b.mul(x, b.const(rest, f32)), b.sub(x, upper)), whole

@@ -1,0 +1,352 @@
+"""Convolutions of f32 as convolutions of tf32 parts, for the copy engine and warp-group instructions. `Program -> Program`.
+
+In: a program and the schedules of its contractions. Where one says `tf32_terms`, the convolution's input is first copied to scratch with channels
+last, every number as two parts of tf32 (`common/tf32.py`): the small parts of all images, then the large ones. The weights become a matrix of the
+same two parts. Out: the program with these copies, and the convolution as a sum over products of parts too, small ones first: with three of them that
+of the two small parts is left out. The copy engine then brings whole pixels, and no thread computes addresses or parts.
+
+    parallel n, k, i, j { acc = reduce c, r, s { yield x[n, c, i + r, j + s] * w[k, c, r, s] }; out[n, k, i, j] = f(acc) }
+    -> parallel n, h, w, c { store x.parts[n, h, w, c] = small(x[n, c, h, w]); store x.parts[N + n, h, w, c] = large(x[n, c, h, w]) }
+       parallel k, rs, c { store w.parts[0, k, rs, c] = small(w[k, c, r, s]); store w.parts[1, k, rs, c] = large(w[k, c, r, s]) }
+       parallel n, k, i, j { acc = reduce t, r, s, c { yield x.parts[n + N * u, i + r, j + s, c] * w.parts[v, k, rs, c] }; out[n, k, i, j] = f(acc) }
+
+Images have one to three axes besides batch and channels; one with a single axis gets a second of extent 1. Several convolutions of one array, as the
+phases of a transposed one are, share its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction, restates_bounds
+from tilewright.base.dtypes import f32, u32
+from tilewright.base.errors import CompilerBug
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE, Size, ceildiv, product
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.program import KernelCall, Program, ProgramArray
+from tilewright.ir.rewrite import clone_ops, eliminate_dead
+from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.common.tf32 import CUT, tf32_parts
+from tilewright.passes.loop.collapse import collapse
+from tilewright.passes.schedules.matrix import Wgmma
+from tilewright.passes.schedules.plans import Plan, Plans
+
+PAIRS = ((0, 0), (0, 1), (1, 0), (1, 1))
+"""The parts of an image and of weights that are multiplied, in order, 0 being the small ones: the last three, or all four."""
+UNIT = 8
+"""Numbers of f32 in the 32 bytes that the L2 cache reads at once: rows of channels are whole multiples of them."""
+ROWS = 128
+"""Rows of weights are whole multiples of so many: the copy engine takes longer for one that lies outside an array than for one of zeros."""
+
+
+def split_images(program: Program, plans: Plans) -> tuple[Program, Plans]:
+    """The program with kernels that make parts, and the schedules of its calls."""
+    calls: list[KernelCall] = []
+    schedules: list[Plan] = []
+    scratch = list(program.scratch)
+    known: dict[tuple[str, tuple[int, ...]], Value] = {}
+    """Parts that were made, by array and order of axes: several kernels read them until somebody writes the array."""
+    for call, schedule in zip(program.calls, plans, strict=True):
+        names = dict(zip(call.kernel.params, call.args, strict=True))
+        written = {names[op.operands[0]] for op in walk(call.kernel.body) if op.opcode in ("store", "atomic", "accumulate") and op.operands[0] in names}
+        if not isinstance(schedule, Wgmma) or not schedule.tf32_terms:
+            calls.append(call)
+            schedules.append(schedule)
+            known = {key: parts for key, parts in known.items() if key[0] not in written}
+            continue
+        form = image_form(call.kernel)
+        if form is None:
+            raise CompilerBug.at("TW040", f"{call.kernel.name} is no convolution", call.kernel.span)
+        key = (names[form.memory], form.order)
+        parts = None if call.loops else known.get(key)
+        before: list[KernelCall] = []
+        if parts is None:
+            parts = form.image_parts(len(scratch))
+            assert isinstance(parts.type, Tensor)
+            scratch.append(ProgramArray(parts.name, parts.type, "scratch"))
+            before.append(KernelCall(form.image_kernel(parts), (names[form.memory], parts.name), call.loops))
+            if not call.loops:
+                known[key] = parts
+        weights = form.weight_parts(len(scratch))
+        assert isinstance(weights.type, Tensor)
+        scratch.append(ProgramArray(weights.name, weights.type, "scratch"))
+        given = names | {parts: parts.name, weights: weights.name}
+        pack = form.weight_kernel(weights)
+        before.append(KernelCall(pack, tuple(given[p] for p in pack.params), call.loops))
+        main = form.main(schedule.tf32_terms, parts, weights)
+        known = {key: parts for key, parts in known.items() if key[0] not in written}
+        calls += [*before, KernelCall(main, tuple(given[p] for p in main.params), call.loops)]
+        schedules += [*(None for _ in before), schedule]
+    return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+def image_form(kernel: Kernel, found: Contraction | None = None) -> ImageForm | None:
+    """The convolution of f32 that a kernel is, which may be at hand; None where it is none, or none that can be brought to parts."""
+    found = found or find_contraction(kernel)
+    if found is None or found.batch or found.accumulator is not f32 or found.a.dtype is not f32 or found.b.dtype is not f32:
+        return None
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
+    images = [(f, order) for f in (found.a, found.b) if (order := _order(found, f)) is not None]
+    if len(images) != 1:
+        return None
+    ((image, order),) = images
+    weights = found.b if image is found.a else found.a
+    assert image.load is not None
+    if image.load.operands[0] in written or len(found.n if image is found.a else found.m) != 1:
+        return None
+    channel = next(p for p, k in enumerate(found.k) if found.access(image)[order[-1]].is_just(k))
+    return ImageForm(kernel, found, image, weights, order, channel)
+
+
+def _order(found: Contraction, factor: Factor) -> tuple[int, ...] | None:
+    """The axes of a factor that is a plain load, batch first, then those of an image, then channels; None where it is no load of an image."""
+    memory = factor.tensor
+    side = found.m if factor is found.a else found.n
+    if memory is None or not 3 <= memory.rank <= 5 or len(side) != memory.rank - 1 or not restates_bounds(found, factor):
+        return None
+    forms = found.access(factor)
+    batch, *places = (found.indices[p] for p in side)
+    taken = [
+        [axis for axis, form in enumerate(forms) if form.is_just(batch)],
+        *([axis for axis, form in enumerate(forms) if own in form.values] for own in places),
+        [axis for axis, form in enumerate(forms) if any(form.is_just(k) for k in found.k)],
+    ]
+    order = tuple(axes[0] for axes in taken if len(axes) == 1)
+    return order if sorted(order) == list(range(memory.rank)) else None
+
+
+@record
+class ImageForm:
+    """A convolution of f32: which factor is the image, the axes of its array (batch, image, channels), and the summed index along channels."""
+
+    kernel: Kernel
+    found: Contraction
+    image: Factor
+    weights: Factor
+    order: tuple[int, ...]
+    channel: int
+
+    @property
+    def memory(self) -> Value:
+        assert self.image.load is not None
+        return self.image.load.operands[0]
+
+    @property
+    def channels(self) -> Size:
+        return self.found.reduce_extents[self.channel]
+
+    @property
+    def padded(self) -> Size:
+        """Channels in whole 32 bytes."""
+        return self._whole(self.channels, UNIT)
+
+    def _whole(self, size: Size, unit: int) -> Size:
+        return size if size.divisible_by(unit, self.kernel.facts) else ceildiv(size, Size.of(unit)) * unit
+
+    @property
+    def taps(self) -> list[int]:
+        """The other summed indices."""
+        return [p for p in range(len(self.found.k)) if p != self.channel]
+
+    @property
+    def reversed_taps(self) -> set[int]:
+        """Those of them along which the image is read backwards, as transposed convolutions do."""
+        forms = self.found.access(self.image)
+        factors = {p: [n for form in forms if (n := form.factor(self.found.k[p]).constant)] for p in self.taps}
+        return {p for p, numbers in factors.items() if numbers and max(numbers) < 0}
+
+    @property
+    def images(self) -> Size:
+        """How many images there are."""
+        assert self.image.tensor is not None
+        return self.image.tensor.shape[self.order[0]]
+
+    @property
+    def filters(self) -> int:
+        """The parallel index of the weights."""
+        (position,) = self.found.n if self.image is self.found.a else self.found.m
+        return position
+
+    def image_parts(self, number: int) -> Value:
+        """The array of the image's parts."""
+        assert self.image.tensor is not None
+        inside = [self.image.tensor.shape[axis] for axis in self.order[1:-1]]
+        return Value(tensor(f32, self.images * 2, *([ONE] if len(inside) == 1 else []), *inside, self.padded, align=16), f"{self.kernel.name}.parts{number}")
+
+    def weight_parts(self, number: int) -> Value:
+        """The array of the weights' parts."""
+        found = self.found
+        rows = self._whole(found.extents[self.filters], ROWS)
+        return Value(tensor(f32, 2, rows, product([found.reduce_extents[p] for p in self.taps]), self.padded, align=16), f"{self.kernel.name}.parts{number}")
+
+    # -- kernels that make parts ----------------------------------------------------------------------------------
+
+    def image_kernel(self, parts: Value) -> Kernel:
+        assert isinstance(parts.type, Tensor)
+        memory, order, flat = self.memory, self.order, parts.type.rank > len(self.order)
+        b = Builder(self.kernel.span)
+        _, *shape = parts.type.shape[1:] if flat else parts.type.shape
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            value = self._inside(inner, indices[-1], [], [], {}, lambda deep, local: deep.op("load", memory, *(indices[order.index(axis)] for axis in range(len(order)))))
+            places = [*([inner.index(0)] if flat else []), *indices[1:]]
+            for image, part in zip((indices[0], inner.add(indices[0], inner.index(self.images))), _parts(inner, value), strict=True):
+                inner.multi("store", parts, image, *places, part)
+            return []
+
+        assert self.image.load is not None
+        with b.at(self.image.load.span):
+            b.parallel([b.index(e) for e in (self.images, *shape)], body, ["n", *"dhw"[-(len(shape) - 1) :], "c"])
+        kernel = Kernel(f"{self.kernel.name}.parts", Stage.LOOP, (memory, parts), Block((), tuple(b.ops)), facts=self.kernel.facts, span=self.kernel.span)
+        return collapse(kernel)
+
+    def weight_kernel(self, parts: Value) -> Kernel:
+        found = self.found
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        sums = [*self.taps, self.channel]
+        assert isinstance(parts.type, Tensor)
+        rows, filters = parts.type.shape[1], found.extents[self.filters]
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            local = dict(mapping) | {found.indices[self.filters]: indices[0]} | dict(zip((found.k[p] for p in sums), indices[1:], strict=True))
+            guards = [self.weights.guard] if self.weights.guard is not None else []
+            outside = [inner.op("lt", indices[0], inner.index(filters))] if rows != filters else []
+
+            def element(deep: Builder, inside: dict[Value, Value]) -> Value:
+                self._clone(deep, [self.weights.value], inside)
+                return inside[self.weights.value]
+
+            small, large = _parts(inner, self._inside(inner, indices[-1], outside, guards, local, element))
+            place = [indices[0], self._tap(inner, local), indices[-1]]
+            inner.multi("store", parts, inner.index(0), *place, small)
+            inner.multi("store", parts, inner.index(1), *place, large)
+            return []
+
+        extents = [rows, *(found.reduce_extents[p] for p in self.taps), self.padded]
+        names = [found.indices[self.filters].name, *(found.k[p].name for p in sums)]
+        with b.at(found.reduction.span):
+            b.parallel([b.index(e) for e in extents], body, names)
+        return self._finished(f"{self.kernel.name}.pack", b, [parts], {})
+
+    def _inside(
+        self, b: Builder, channel: Value, known: Sequence[Value], guards: Sequence[Value], local: dict[Value, Value], element: Callable[[Builder, dict[Value, Value]], Value]
+    ) -> Value:
+        """An element where there is one, and where the conditions hold, of which some are known; zero elsewhere."""
+        conditions = list(known)
+        if self.padded != self.channels:
+            conditions.append(b.op("lt", channel, b.index(self.channels)))
+        for guard in guards:
+            self._clone(b, [guard], local)
+            conditions.append(local[guard])
+        if not conditions:
+            return element(b, local)
+        whole = conditions[0]
+        for condition in conditions[1:]:
+            whole = b.logical_and(whole, condition)
+
+        def there(deep: Builder) -> list[Value]:
+            return [element(deep, dict(local))]
+
+        (result,) = b.if_(whole, there, lambda deep: [deep.const(0, f32)])
+        return result
+
+    # -- the convolution ------------------------------------------------------------------------------------------
+
+    def main(self, terms: int, parts: Value, weights: Value) -> Kernel:
+        """The convolution of parts."""
+        found = self.found
+        region = found.parallel.regions[0]
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        sums = [*self.taps, self.channel]
+        assert isinstance(parts.type, Tensor) and self.image.load is not None
+        flat = parts.type.rank > len(self.order)
+        loads = self.image.load.operands[1:]
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
+
+            def products(deep: Builder, number: Value, inside: dict[Value, Value]) -> list[Value]:
+                # Of four the first is that of the small parts.
+                pair = deep.add(number, deep.index(4 - terms)) if terms < 4 else number
+                first = deep.op("floordiv", pair, deep.index(2))
+                second = deep.sub(pair, deep.mul(first, deep.index(2)))
+                self._clone(deep, [loads[axis] for axis in self.order], inside)
+                batch, *places = (inside[loads[axis]] for axis in self.order)
+                where = [deep.add(batch, deep.mul(first, deep.index(self.images))), *([deep.index(0)] if flat else []), *places]
+                pixel = deep.op("load", parts, *where)
+                weight = deep.op("load", weights, second, inside[found.indices[self.filters]], self._tap(deep, inside), inside[found.k[self.channel]])
+                return [deep.mul(*((pixel, weight) if self.image is found.a else (weight, pixel)))]
+
+            def term(deep: Builder, number: Value, *values: Value) -> Sequence[Value]:
+                inside = dict(local) | dict(zip((found.k[p] for p in sums), values, strict=True))
+                for p in self.reversed_taps:
+                    # The copy engine walks upwards.
+                    inside[found.k[p]] = deep.sub(deep.index(found.reduce_extents[p] - 1), inside[found.k[p]])
+                if self.image.guard is None:
+                    return products(deep, number, inside)
+                self._clone(deep, [self.image.guard], inside)
+                zero = deep.const(0, f32)
+                return deep.if_(inside[self.image.guard], lambda region: products(region, number, dict(inside)), lambda region: [zero])
+
+            for op in region.ops[:-1]:
+                if op is found.reduction:
+                    extents = [inner.index(terms), *(inner.index(found.reduce_extents[p]) for p in sums)]
+                    with inner.at(op.span):
+                        results = inner.reduce("add", extents, term, ["term", *(found.k[p].name for p in sums)])
+                    local.update(zip(op.results, results, strict=True))
+                else:
+                    clone_ops(inner, [op], local)
+            return []
+
+        with b.at(found.parallel.span):
+            b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
+        return self._finished(self.kernel.name, b, [parts, weights], {"precision": "tf32"})
+
+    def _tap(self, b: Builder, local: dict[Value, Value]) -> Value:
+        """All summed indices but that along channels, as one."""
+        found = self.found
+        total = b.index(0)
+        for position, p in enumerate(self.taps):
+            total = local[found.k[p]] if position == 0 else b.add(b.mul(total, b.index(found.reduce_extents[p])), local[found.k[p]])
+        return total
+
+    def _clone(self, b: Builder, values: Sequence[Value], mapping: dict[Value, Value]) -> None:
+        """Copy the ops that make these values."""
+        everything = list(walk(self.found.parallel.regions[0]))
+        made = {result: op for op in everything for result in op.results}
+        wanted: set[Value] = set()
+        waiting = [v for v in values if v not in mapping]
+        while waiting:
+            value = waiting.pop()
+            op = made.get(value)
+            if value in wanted or op is None or value in mapping:
+                continue
+            wanted.update(op.results)
+            waiting += [*op.operands, *(v for region in op.regions for inner in walk(region) for v in inner.operands)]
+        chosen: list[Op] = [op for op in everything if any(r in wanted for r in op.results)]
+        nested = {id(inner) for op in chosen for region in op.regions for inner in walk(region)}
+        clone_ops(b, [op for op in chosen if id(op) not in nested], mapping)
+
+    def _finished(self, name: str, b: Builder, parts: Sequence[Value], attrs: dict[str, str]) -> Kernel:
+        whole = eliminate_dead(
+            Kernel(
+                name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts,
+                attrs=MappingProxyType({**self.kernel.attrs, **attrs}), span=self.kernel.span,
+            )
+        )  # fmt: skip
+        used = {v for op in walk(whole.body) for v in op.operands}
+        return replace(whole, params=(*(p for p in self.kernel.params if p in used), *(p for p in parts if p in used)))
+
+
+def _parts(b: Builder, value: Value) -> tuple[Value, Value]:
+    """The small part of an f32, and the large one, as f32."""
+    large, small = tf32_parts(b, b.bitcast(value, u32))
+    return b.bitcast(b.op("and", small, b.const(CUT, u32)), f32), b.bitcast(large, f32)

@@ -1,0 +1,65 @@
+"""Which terms of a sum can count for a tile of results: triangular products skip the rest.
+
+In: a contraction whose factors have guards such as `k >= i` or `k <= j`, and a tile's rows and columns. Out: the first term that may count, and the one
+behind the last, as values; None where nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.analysis.affine import Affine
+from tilewright.analysis.contraction import Contraction
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Value, walk
+from tilewright.passes.windows.guards import guard_tests
+
+
+@record
+class SumBound:
+    """The summed index is at least `form`, or at most it where it is `upper`; its indices are those of rows and columns."""
+
+    form: Affine
+    upper: bool
+
+
+def sum_bounds(found: Contraction) -> tuple[SumBound, ...]:
+    """What the guards of both factors say about the summed index."""
+    if len(found.k) != 1 or len(found.m) != 1 or len(found.n) != 1:
+        return ()
+    (k,) = found.k
+    sides = {found.indices[found.m[0]], found.indices[found.n[0]]}
+    made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
+    bounds: list[SumBound] = []
+    for guard in (found.a.guard, found.b.guard):
+        for test in guard_tests(guard, made, found.forms) if guard is not None else ():
+            if test.form is None or test.divisor or test.form.factor(k) not in (ONE, -ONE):
+                continue
+            rest = test.form.minus(Affine(((k, test.form.factor(k)),)))
+            if not rest.factors or any(v not in sides or f not in (ONE, -ONE) for v, f in rest.factors):
+                continue
+            upper = test.form.factor(k) == -ONE
+            bounds.append(SumBound(rest if upper else rest.times(-ONE), upper))
+    return tuple(bounds)
+
+
+def sum_range(b: Builder, bounds: tuple[SumBound, ...], tile: Mapping[Value, tuple[Value, Value]]) -> tuple[Value | None, Value | None]:
+    """The first term and the one behind the last that some result of a tile may have; `tile` has the first value of each index and the one behind the last."""
+    low: Value | None = None
+    high: Value | None = None
+    for bound in bounds:
+        total = b.index(bound.form.constant)
+        for index, factor in bound.form.factors:
+            first, behind = tile[index]
+            # The smallest of lower bounds, the largest of upper ones.
+            largest = bound.upper == (factor == ONE)
+            value = b.sub(behind, b.index(1)) if largest else first
+            total = b.add(total, value) if factor == ONE else b.sub(total, value)
+        if bound.upper:
+            total = b.add(total, b.index(1))
+            high = total if high is None else b.op("min", high, total)
+        else:
+            low = total if low is None else b.op("max", low, total)
+    return low, high

@@ -1,0 +1,1 @@
+"""Apple's GPUs, through pyobjc's Metal: memory, queues, events, programs of Metal Shading Language."""

@@ -1,0 +1,1 @@
+"""OpenCL devices, through pyopencl: memory, queues, events, programs of SPIR-V."""

@@ -1,0 +1,1 @@
+"""Functions that kernels offer beside operators: what each builds, of typed operands."""

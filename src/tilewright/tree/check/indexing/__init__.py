@@ -1,0 +1,1 @@
+"""Indices that are more than one number for each axis."""

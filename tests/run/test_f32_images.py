@@ -1,0 +1,96 @@
+"""Convolutions of f32 in parts of tf32 (Hopper's copy engine and warp-group instructions): as exact as a chain of multiply-adds, with its infinities, for images of
+one to three axes, with strides, dilations and padding, transposed ones too. Executed by the emulator, at the tile stage and at the thread stage."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from bench.families import convolutions
+
+import tilewright as tw
+from f32_reference import product
+from images_reference import Steps, convolved, transposed
+from tilewright.base.errors import UserError
+from tilewright.ir.emulator import run_program
+from tilewright.passes.schedules.matrix import Wgmma
+
+PARTS = "family=wgmma m=128 n=64 k=32 stages=2 math_warpgroups=2 tf32_terms=3 chunk=32"
+
+
+def results(kernel: tw.Kernel[..., Any], schedule: str = PARTS, **arrays: np.ndarray) -> list[np.ndarray]:
+    """At both stages; some kernel has the schedule."""
+    stages = tw.kernel(schedule=schedule)(kernel.python).stages(*arrays.values(), target="sm_90a").stages
+    assert any(isinstance(s, Wgmma) and s.tf32_terms for s in stages.schedules)
+    return [np.asarray(next(iter(run_program(stage, arrays).values()))) for stage in (stages.tile, stages.thread)]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+CASES: dict[str, tuple[Any, Callable[..., np.ndarray], Shapes, Steps, Steps, int]] = {
+    "1-D": (convolutions.conv1d(2, 3, 2), convolved, ((2, 19, 50), (20, 19, 5)), (2,), (3,), 2),
+    "2-D": (convolutions.conv2d((1, 2), (1, 2), 1, True), convolved, ((2, 33, 7, 9), (17, 33, 3, 5)), (1, 2), (1, 2), 1),
+    "3-D": (convolutions.conv3d(2, 1), convolved, ((2, 19, 5, 6, 7), (20, 19, 3, 3, 3)), (2, 2, 2), (1, 1, 1), 1),
+    "backwards": (convolutions.transposed2d((1, 1), (3, 1), 2, True), transposed, ((2, 19, 5, 6), (19, 20, 3, 3)), (1, 1), (3, 1), 2),
+    "phases": (convolutions.transposed2d((2, 1), (1, 0), 1, False), transposed, ((1, 68, 4, 5), (68, 20, 3, 1)), (2, 1), (1, 0), 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_images(name: str) -> None:
+    kernel, exact, (one, other), stride, padding, dilation = CASES[name]
+    x, w = normal(*one), normal(*other)
+    want = exact(x, w, stride, padding, dilation)
+    for found in results(kernel, x=x, w=w):
+        assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("schedule", ["m=64 n=32 stages=2 tf32_terms=4 chunk=64", "m=256 n=64 stages=1 math_warpgroups=2 tf32_terms=3 chunk=32"])
+def test_channels_last(schedule: str) -> None:
+    x, w = normal(2, 6, 9, 40), normal(21, 3, 1, 40)
+    want = convolved(x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2), (1, 2), (1, 0), 1).transpose(0, 2, 3, 1)
+    for found in results(convolutions.conv2d_last((1, 2), (1, 0), 1), f"family=wgmma k=32 {schedule}", x=x, w=w):
+        assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
+
+
+def test_infinities() -> None:
+    """An infinity is one once more, where numbers beside it are tf32 too, and nothing becomes NaN."""
+    x, w = np.ones((1, 40, 5, 6), np.float32), np.full((16, 40, 3, 3), 0.1, np.float32)
+    x[0, 3, 2, 2], x[0, 7, 0, 5] = np.inf, -np.inf
+    want = convolved(x, w, (1, 1), (0, 0), 1)
+    for found in results(convolutions.conv2d((1, 1), (0, 0), 1, False), x=x, w=w):
+        np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_no_further_off_than_a_chain() -> None:
+    """Largest and mean errors, with numbers of very different size."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape) * np.exp(2 * rng.standard_normal(shape)) for shape in ((1, 64, 6, 6), (16, 64, 3, 3)))
+    x, w = x.astype(np.float32), w.astype(np.float32)
+    want = convolved(x, w, (1, 1), (0, 0), 1)
+    chain = np.zeros(want.shape, np.float32)
+    for c, r, s in itertools.product(range(64), range(3), range(3)):
+        product = x[:, c, r : r + 4, s : s + 4].astype(np.float64)[:, None] * w[:, c, r, s].astype(np.float64)[None, :, None, None]
+        chain = (chain + product).astype(np.float32)
+    limits = np.abs(chain - want)
+    for found in results(convolutions.conv2d((1, 1), (0, 0), 1, False), PARTS.replace("terms=3", "terms=4"), x=x, w=w):
+        off = np.abs(found - want)
+        assert off.max() <= limits.max()
+        assert off.mean() <= limits.mean()
+
+
+def test_precision_keeps_multiply_adds() -> None:
+    kernel = tw.kernel(precision="ieee")(convolutions.conv2d((1, 1), (1, 1), 1, False).python)
+    x, w = np.empty((26, 64, 22, 42), np.float32), np.empty((141, 64, 5, 5), np.float32)
+    assert not any(isinstance(s, Wgmma) for s in kernel.stages(x, w, target="sm_90a").stages.schedules)
+
+
+def test_products_have_no_images() -> None:
+    with pytest.raises(UserError, match="no convolution"):
+        tw.kernel(schedule=PARTS)(product.python).stages(normal(128, 128), normal(128, 128), target="sm_90a")

@@ -1,0 +1,156 @@
+"""Strided transposed convolutions as natural loops: every result asks which terms fall on it (`p % s == 0`). Against scattering in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+
+S, P = 2, 1
+S1, S3 = 1, 3
+D4 = 4
+
+
+@tw.kernel
+def joined(x: tw.Array, w: tw.Array, bias: tw.Array) -> tw.Array:
+    n, c, height, width = x.shape
+    _, k, kh, kw = w.shape
+    rows, cols = (height - 1) * S3 - 2 * P + kh + 1, (width - 1) * S1 - 2 * P + kw
+    out = tw.empty((n, k, rows, cols), x.dtype)
+    for b, f, i, j in tw.grid(n, k, rows, cols):
+        acc = tw.f32(0)
+        for q in range(c):
+            for r in range(kh):
+                for s in range(kw):
+                    y = i + P - r
+                    z = j + P - s
+                    if y % S3 == 0 and z % S1 == 0 and y // S3 >= 0 and y // S3 < height and z >= 0 and z // S1 < width:
+                        acc += x[b, q, y // S3, z // S1] * w[q, f, r, s]
+        out[b, f, i, j] = acc + bias[f]
+    return out
+
+
+@tw.kernel
+def nested(x: tw.Array, w: tw.Array) -> tw.Array:
+    """Channels last; conditions as they come; a step beyond the window in one axis, none in the other."""
+    n, height, width, c = x.shape
+    kh, kw, _, k = w.shape
+    rows, cols = (height - 1) * D4 + kh, width - 1 + kw
+    out = tw.empty((n, rows, cols, k), x.dtype)
+    for b, i, j, f in tw.grid(n, rows, cols, k):
+        acc = tw.f32(0)
+        for r in range(kh):
+            y = i - r
+            if y % D4 == 0:  # noqa: SIM102
+                if not (y < 0 or y // D4 > height - 1):
+                    for s in range(kw):
+                        z = j - s
+                        if 0 <= z < width and z % 1 == 0:
+                            for q in range(c):
+                                acc += x[b, y // D4, z // 1, q] * w[r, s, q, f]
+        out[b, i, j, f] = acc
+    return out
+
+
+@tw.kernel
+def dilated(x: tw.Array, w: tw.Array) -> tw.Array:
+    """The dilation and the step have a divisor in common, so that some results have no terms."""
+    n, c, length = x.shape
+    _, k, taps = w.shape
+    extent = (length - 1) * D4 - 2 * P + 6 * (taps - 1) + 2
+    out = tw.empty((n, k, extent), x.dtype)
+    for b, f, o in tw.grid(n, k, extent):
+        acc = tw.f32(0)
+        for q in range(c):
+            for r in range(taps):
+                p = o + P - 6 * r
+                i = p // D4
+                acc += x[b, q, i] * w[q, f, r] if i * D4 == p and i >= 0 and i < length else 0.0
+        out[b, f, o] = acc
+    return out
+
+
+@tw.kernel
+def jumping(x: tw.Array, w: tw.Array) -> tw.Array:
+    """Groups, three axes, `continue`."""
+    n, groups, c, depth, height, width = x.shape
+    k, kd, kh, kw = w.shape[2], w.shape[3], w.shape[4], w.shape[5]
+    out = tw.empty((n, groups, k, (depth - 1) * S + kd, height - 1 + kh, (width - 1) * S + kw), x.dtype)
+    for b, g, f, a, i, j in tw.grid(n, groups, k, (depth - 1) * S + kd, height - 1 + kh, (width - 1) * S + kw):
+        acc = tw.f32(0)
+        for t in range(kd):
+            v = a - t
+            if v % S != 0 or v < 0 or v // S >= depth:
+                continue
+            for r in range(kh):
+                y = i - r
+                if y < 0 or y >= height:
+                    continue
+                for s in range(kw):
+                    z = j - s
+                    if z % S != 0 or z < 0 or z // S >= width:
+                        continue
+                    for q in range(c):
+                        acc += x[b, g, q, v // S, y, z // S] * w[g, q, f, t, r, s]
+        out[b, g, f, a, i, j] = acc
+    return out
+
+
+def scattered(x: np.ndarray, w: np.ndarray, steps: tuple[int, ...], dilations: tuple[int, ...], before: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """[n, c, …] and [c, k, …] in float64: each element is added where it falls; `before` is cut off."""
+    n, axes = len(x), len(shape)
+    full = [max((e - 1) * s + (t - 1) * d + 1, p + o) for e, s, t, d, p, o in zip(x.shape[2:], steps, w.shape[2:], dilations, before, shape, strict=True)]
+    out = np.zeros((n, w.shape[1], *full))
+    for tap in np.ndindex(*w.shape[2:]):
+        places = tuple(slice(t * d, t * d + (e - 1) * s + 1, s) for t, d, e, s in zip(tap, dilations, x.shape[2:], steps, strict=True))
+        out[(slice(None), slice(None), *places)] += np.einsum("nc...,ck->nk...", x.astype(np.float64), w[(slice(None), slice(None), *tap)].astype(np.float64))
+    return out[(slice(None), slice(None), *(slice(before[a], before[a] + shape[a]) for a in range(axes)))]
+
+
+def normal(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7, 3, 4, 3), (1, 17, 1, 5, 3, 2), (0, 3, 2, 2, 3, 3)])
+def test_two_axes_with_bias(shape: tuple[int, ...]) -> None:
+    n, c, height, width, kh, kw = shape
+    x, w, bias = normal(n, c, height, width), normal(c, 9, kh, kw), normal(9)
+    found = joined(x, w, bias)
+    wanted = scattered(x, w, (3, 1), (1, 1), (1, 1), found.shape[2:]) + bias.astype(np.float64)[:, None, None]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_channels_last_with_a_step_beyond_the_window() -> None:
+    x, w = normal(2, 3, 7, 33), normal(3, 2, 33, 5)
+    found = nested(x, w)
+    wanted = scattered(np.moveaxis(x, 3, 1), np.moveaxis(w, (2, 3), (0, 1)), (4, 1), (1, 1), (0, 0), found.shape[1:3])
+    np.testing.assert_allclose(found, np.moveaxis(wanted, 1, 3), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+def test_dilation_and_step_with_a_common_divisor(taps: int) -> None:
+    x, w = normal(2, 5, 11)[:, :, ::-1], normal(5, 4, taps)
+    found = dilated(x, w)
+    np.testing.assert_allclose(found, scattered(x, w, (4,), (6,), (1,), found.shape[2:]), rtol=1e-5, atol=1e-4)
+
+
+def test_three_axes_and_groups() -> None:
+    x, w = normal(1, 2, 3, 2, 3, 3), normal(2, 3, 4, 3, 1, 2)
+    found = jumping(x, w)
+    wanted = [scattered(x[:, g], w[g], (2, 1, 2), (1, 1, 1), (0, 0, 0), found.shape[3:]) for g in range(2)]
+    np.testing.assert_allclose(found, np.stack(wanted, 1), rtol=1e-5, atol=1e-4)
+
+
+def test_on_the_emulator_by_matrix_instructions() -> None:
+    x, w, bias = normal(1, 32, 5, 3, dtype=np.float16), normal(32, 32, 3, 2, dtype=np.float16), normal(32, dtype=np.float16)
+    found = joined(x, w, bias, device="emulator")
+    wanted = scattered(x, w, (3, 1), (1, 1), (1, 1), found.shape[2:]) + bias.astype(np.float64)[:, None, None]
+    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-2)
+
+
+def test_each_phase_is_a_product_of_tensor_cores() -> None:
+    arguments = [np.empty(s, np.float16) for s in ((8, 64, 28, 28), (64, 64, 4, 3), (64,))]
+    found = joined.stages(*arguments, target="sm_90a").stages
+    phases = [s.describe() for c, s in zip(found.tile.calls, found.schedules, strict=True) if "phase" in c.kernel.name.split(".")[-1]]
+    assert len(phases) == 3 and all(text.startswith("family=wgmma") for text in phases), phases

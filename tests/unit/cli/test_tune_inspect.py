@@ -84,6 +84,13 @@ def test_inspect_a_product_for_hopper(fresh_tables: None) -> None:
     assert roof["seconds"] == pytest.approx(2 * 4096**3 / 989e12)
 
 
+@pytest.mark.parametrize(("words", "arithmetic", "peak"), [((), "bf16", 989 / 6), (("--precision", "tf32"), "tf32", 494.0), (("--precision", "3xtf32"), "tf32", 494 / 3)])
+def test_an_f32_product_in_terms_is_several_products(words: tuple[str, ...], arithmetic: str, peak: float, fresh_tables: None) -> None:
+    shapes = "a=f32[4096,4096] b=f32[4096,4096]"
+    (found,) = json.loads(tilewright("inspect", MATMUL, "--args", shapes, "--target", "sm_90a", "--json", *words).output)
+    assert (found["roofline"]["arithmetic"], found["roofline"]["peak"]) == (arithmetic, pytest.approx(peak))
+
+
 @pytest.mark.requires("ptxas")
 def test_inspect_says_what_the_assembler_says(fresh_tables: None) -> None:
     result = tilewright("inspect", MATMUL, "--args", SQUARES, "--target", "sm_90a")

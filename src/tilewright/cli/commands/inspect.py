@@ -166,9 +166,7 @@ def inspect_entry(entry: Entry, target: Target, precision: str | None = None) ->
         sum((w.operations for _, w in work), ZERO), sum((w.bytes for _, w in work), ZERO), all(w.exact for _, w in work)
     )
     arithmetic = _arithmetic([kernel for kernel, _ in work], [launch.matrix for launch in launches])
-    terms = max((getattr(schedule, "tf32_terms", 0) for schedule in done.stages.schedules), default=0)
-    rounded = "tf32" in (precision, done.typed.metadata.precision)
-    peak = target.peak(arithmetic) / (max(1, terms) if arithmetic == "tf32" and not rounded else 1)
+    peak = target.peak(arithmetic) / _products(done, arithmetic, "tf32" in (precision, done.typed.metadata.precision))
     roofline = _roofline(total, arithmetic, peak, target.bandwidth, sizes)
     return Inspected(
         entry.name, entry.assumptions(), target.name, target.chip, launches, str(total.operations), str(total.bytes), roofline,
@@ -266,6 +264,13 @@ def _roofline(work: Work, arithmetic: str, peak: float, bandwidth: float, sizes:
         compute, memory = operations / (peak * 1e12) if operations else 0.0, nbytes / (bandwidth * 1e12)
         bound, seconds = ("compute", compute) if compute > memory else ("memory", memory)
     return Roofline(operations, nbytes, work.exact, intensity, arithmetic, peak, bandwidth, ridge, bound, seconds)
+
+
+def _products(done: Compilation, arithmetic: str, rounded: bool) -> int:
+    """How many products of the matrix unit stand for one product of f32: its factors are sums of several terms unless the kernel asks for rounded ones."""
+    field = {"tf32": "tf32_terms", "bf16": "bf16_terms"}.get(arithmetic, "")
+    counts = [getattr(schedule, field, 0) for schedule in done.stages.schedules]
+    return 1 if rounded else max([1, *counts])
 
 
 def _arithmetic(kernels: Sequence[Kernel], matrix: Sequence[Mapping[str, int]]) -> str:

@@ -106,6 +106,7 @@ SLOW = (
     "unit/test_docs_emulator.py",
     "unit/test_docs_memory.py",
     "unit/test_examples_clean.py",
+    "unit/test_pages.py",
     "unit/test_replay.py",
     "unit/zyn",
 )

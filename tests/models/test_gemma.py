@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(not PATH, reason="the file of Gemma 3 270M is no
 @lru_cache
 def tokens() -> list[int]:
     model = loaded("exact")
-    text = (Path(__file__).parents[2] / "docs" / "tour.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "data" / "model_prompt.txt").read_text(encoding="utf-8")
     return list(model.tokenizer.encode(text)[:POSITIONS])
 
 

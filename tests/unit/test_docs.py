@@ -1,4 +1,4 @@
-"""The documents are true: their code runs, their commands exist, their messages and listings are what the compiler says.
+"""The documents are true: their code runs (that of the tutorial and the how-to pages in `test_pages.py`), their commands exist, their messages and listings are what the compiler says.
 
 Conventions in the documents. ```python blocks of one document run in order as one file, with the document's line numbers, and
 `print(…)  # text` must print that text. ```zyn blocks run in the emulator on random inputs; `zyn parse-only` blocks parse and are refused
@@ -33,7 +33,7 @@ from tilewright.cli.sources import Entry, File, choose, read_source, walk
 from tilewright.zyn.host import functions as host_functions
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 
 
@@ -67,7 +67,7 @@ def label(value: object) -> str:
     "name",
     [
         "README.md", "docs/add-a-backend.md", "docs/add-a-model.md", "docs/critical-path.md", "docs/decode.md", "docs/emulator.md", "docs/explicit-kernels.md", "docs/explicit-kernels-instructions.md",
-        "docs/graphs.md", "docs/images.md", "docs/language.md", "docs/megakernels.md", "docs/model-files.md", "docs/models.md", "docs/onnx.md", "docs/parallel-loops.md", "docs/python.md", "docs/quantised.md", "docs/runtime-streams.md", "docs/simd.md", "docs/tour.md", "docs/trading.md", "docs/write-a-pass.md",
+        "docs/graphs.md", "docs/images.md", "docs/language.md", "docs/megakernels.md", "docs/model-files.md", "docs/models.md", "docs/onnx.md", "docs/parallel-loops.md", "docs/python.md", "docs/quantised.md", "docs/runtime-streams.md", "docs/simd.md", "docs/trading.md", "docs/write-a-pass.md",
         "docs/zynml.md",
     ],
 )  # fmt: skip

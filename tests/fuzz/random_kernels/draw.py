@@ -46,6 +46,7 @@ from .model import (
     walk,
 )
 from .steps import Steps
+from .views import Views
 
 EXTENTS = (1, 2, 2, 3, 3, 4, 5, 5, 7, 8, 9, 12, 16, 17, 31, 33, 40)
 POINTS = 260
@@ -95,6 +96,7 @@ class Drawing:
         self.draws = random.Random(f"draws {seed}")
         """Of its own, so that the rest of a seed's kernel does not depend on it."""
         self.is_random = self.draws.random() < 0.2
+        self.views = Views(self)
         self.tags: set[str] = set()
         self.inputs: list[Input] = []
         self.numbers: list[Number] = []
@@ -805,7 +807,9 @@ class Drawing:
                 self.used.add(name)
             else:
                 dtype = self.dtype()
-                name = self.new_input(dtype, axes)
+                view = self.views.draw(places[len(shape) - rank :], trailing)
+                name = self.new_input(dtype, view.shape)
+                return Load(dtype, name, view.indices, view.text)
             return Load(dtype, name, tuple(p.expr for p in places[len(shape) - rank :]))
 
         value = array(False)

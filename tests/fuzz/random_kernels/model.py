@@ -65,8 +65,11 @@ class Var(Expr):
 
 @dataclass(frozen=True)
 class Load(Expr):
+    """Where whole arrays are computed with, `view` is the subscript that makes the elements at `indices` of an array meet the others."""
+
     array: str
     indices: tuple[Expr, ...]
+    view: str = ""
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class Printer:
         if isinstance(expr, Extent):
             return expr.size.text() if (not expr.size.plus and expr.size.times == 1) or not expr.size.dim else f"({expr.size.text()})"
         if isinstance(expr, Load):
-            return expr.array if self.whole else f"{expr.array}[{self.indices(expr.indices)}]"
+            return expr.array + expr.view if self.whole else f"{expr.array}[{self.indices(expr.indices)}]"
         if isinstance(expr, Binary):
             left, right = self.expr(expr.left), self.expr(expr.right)
             return f"{expr.op}({left}, {right})" if expr.op in ("min", "max") and not self.whole else (

@@ -79,6 +79,7 @@ SLOW = (
     "unit/execute/test_native_calls.py",
     "unit/execute/test_tune.py",
     "unit/frontend/test_grammar_tables.py",
+    "unit/frontend/test_sources.py",
     "unit/interop",
     "unit/ir/test_emulator_images.py",
     "unit/passes/test_choose_mma.py",

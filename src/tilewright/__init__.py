@@ -67,6 +67,7 @@ _EXPORTS = {
     "execute.transfers": "transfer",
     "execute.tune": "Tuning tune",
     "frontend.critical.state": "State StateArray",
+    "frontend.python.sources": "run_source",
     "graphs.entry": "graph",
     "graphs.graph": "TensorGraph",
     "graphs.registry": "OpParam TensorType",

@@ -235,6 +235,9 @@ from tilewright.frontend.critical.state import (
     State as State,
     StateArray as StateArray,
 )
+from tilewright.frontend.python.sources import (
+    run_source as run_source,
+)
 from tilewright.frontend.words import (
     Array as Array,
     GpuBuffer as GpuBuffer,

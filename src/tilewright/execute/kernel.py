@@ -37,6 +37,7 @@ from tilewright.frontend.python.defaults import wrong_signature
 from tilewright.frontend.python.kernel_options import attributes_of, check_options
 from tilewright.frontend.python.kernels import parse_function
 from tilewright.frontend.python.options import reduction
+from tilewright.frontend.python.sources import keep_source
 from tilewright.frontend.words.objects import Array
 from tilewright.runtime.core import observe
 from tilewright.runtime.core.entry import Entry, arranger
@@ -107,6 +108,7 @@ class Kernel(Entry, Generic[P, R]):
         self._in_order_function = self._in_order
         super().__init__(self._general_function)
         functools.update_wrapper(self, function)
+        keep_source(inspect.unwrap(function))
         check_options({"device": device, "precision": precision, "schedule": schedule, "asynchronous": asynchronous, "launches": launches})
         self._attributes = reduction(reduce, axis) if attributes is None else attributes
         self.check = check

@@ -29,6 +29,7 @@ from tilewright.compile.critical_proof import CriticalProof, prove, refusal
 from tilewright.frontend.critical.parameters import NO_VALUE, CriticalParameter, CriticalSignature, read_signature
 from tilewright.frontend.critical.reader import BuiltCritical, build_critical
 from tilewright.frontend.critical.state import NativeState
+from tilewright.frontend.python.sources import keep_source
 from tilewright.frontend.simt.source import FunctionSource, read_source
 from tilewright.runtime.core.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, builtin_function
 from tilewright.runtime.core.callables import set_code, takes_code, with_code
@@ -364,6 +365,7 @@ def make_critical(
     plain = function.__simt_function__ if isinstance(function, CriticalFunction) else function
     made: Any = CodeFunction.__new__(CodeFunction)
     functools.update_wrapper(made, plain)
+    keep_source(plain)
     made.__simt_function__ = plain
     made.constraints = constraints
     made.overflow = overflow

@@ -24,6 +24,7 @@ from tilewright.execute.simt.arguments import bind_parameters, read_leaves, spli
 from tilewright.execute.simt.config import LaunchConfig
 from tilewright.execute.simt.launches import Repeats, vendor_of
 from tilewright.execute.simt.run import SimtRunner
+from tilewright.frontend.python.sources import keep_source
 from tilewright.frontend.simt.kernels import Parameter, read_parameters
 from tilewright.frontend.simt.source import FunctionSource, read_source
 from tilewright.ir.emulator.warps.stepping import is_stepping
@@ -83,6 +84,7 @@ class GpuKernel(Generic[P]):
         cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "",
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
+        keep_source(function)
         self.python = function
         self.device = _device_name(device)
         self.max_threads = _limit("max_threads", max_threads, 1024)

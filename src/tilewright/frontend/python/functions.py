@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +22,7 @@ from tilewright.base.source import Source
 from tilewright.frontend.python.expressions import SourcePlace
 from tilewright.frontend.python.kernels import FunctionReader
 from tilewright.frontend.python.names import Called, Environment, Opaque
+from tilewright.frontend.python.sources import lines_of, missing_source
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Stmt
 
@@ -40,9 +40,9 @@ def parse_scalar_function(function: Callable[..., object]) -> syntax.Function:
         raise UserError.at(
             "TW005", f"'{name}' is a {type(function).__name__}, not a function written in Python", help="write lambda x: … around the call"
         )
-    lines = linecache.getlines(code.co_filename, getattr(function, "__globals__", None))
+    lines = lines_of(code, getattr(function, "__globals__", None))
     if not lines:
-        raise UserError.at("TW007", f"the source of '{name}' is not available", help="define the function in a file or a notebook cell")
+        raise missing_source(name, code, "function")
     text = "".join(lines)
     found = _definition(text, code)
     if found is None:

@@ -29,6 +29,7 @@ from tilewright.frontend.python.expressions import ExpressionReader, SourcePlace
 from tilewright.frontend.python.kernel_options import decorated
 from tilewright.frontend.python.names import PACKAGE, Called, Environment, Opaque, Word, is_package
 from tilewright.frontend.python.nesting import reading
+from tilewright.frontend.python.sources import lines_of, missing_source
 from tilewright.tree import syntax
 from tilewright.tree.inline import inline
 from tilewright.tree.jumps import without_jumps
@@ -90,12 +91,10 @@ def refuse_wrapper(function: Callable[..., object]) -> None:
 def parse_live(function: Callable[..., object], name: str) -> tuple[ast.Module, SourcePlace, Span]:
     """Python's tree of the lines a live function stands on, their place, and where they begin. Raises `UserError`."""
     try:
-        lines, first_line = _source_lines(function) if name != "<lambda>" else inspect.getsourcelines(function)
-        path = inspect.getsourcefile(function) or "<unknown>"
-    except (OSError, TypeError) as error:
-        raise UserError.at(
-            "TW007", f"the source of '{name}' is not available: {error}", help="define the kernel in a file or a notebook cell"
-        ) from None
+        lines, first_line = _source_lines(function) if name != "<lambda>" else _lambda_lines(function)
+        path = _path(function)
+    except (OSError, TypeError):
+        raise missing_source(name, getattr(function, "__code__", None)) from None
     text = "".join(lines)
     # Put under an `if`, an indented function parses as it is, and columns stay those of the file.
     indented = text[:1] in (" ", "\t")
@@ -111,13 +110,32 @@ def _source_lines(function: Callable[..., object]) -> tuple[list[str], int]:
     """
     code = getattr(function, "__code__", None)
     if isinstance(code, types.CodeType) and code.co_firstlineno > 0:
-        lines = linecache.getlines(code.co_filename, getattr(function, "__globals__", None))
+        lines = lines_of(code, getattr(function, "__globals__", None))
         first = code.co_firstlineno
         last = max((end for _, end, _, _ in code.co_positions() if end), default=0)
         text = lines[first - 1 : last]
         if text and text[0].lstrip().startswith(("def", "@", "async")) and _is_complete(text):
             return text, first
+        if lines and not linecache.getlines(code.co_filename):
+            return inspect.getblock(lines[first - 1 :]), first
     return inspect.getsourcelines(function)
+
+
+def _lambda_lines(function: Callable[..., object]) -> tuple[list[str], int]:
+    """The lines a lambda stands on and the number of the first one."""
+    code = getattr(function, "__code__", None)
+    if isinstance(code, types.CodeType) and not linecache.getlines(code.co_filename):
+        lines = lines_of(code)
+        if lines:
+            return inspect.getblock(lines[code.co_firstlineno - 1 :]), code.co_firstlineno
+    return inspect.getsourcelines(function)
+
+
+def _path(function: Callable[..., object]) -> str:
+    code = getattr(function, "__code__", None)
+    if isinstance(code, types.CodeType) and code.co_filename.startswith("<"):
+        return code.co_filename
+    return inspect.getsourcefile(function) or (code.co_filename if isinstance(code, types.CodeType) else "<unknown>")
 
 
 def _is_complete(lines: list[str]) -> bool:

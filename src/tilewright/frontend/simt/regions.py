@@ -24,7 +24,6 @@ threads every `$block`-th of them, and leaves what it has in an array:
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from types import FrameType
 from tilewright.base.errors import UserError
 from tilewright.base.source import Source, Span
 from tilewright.frontend.python.expressions import SourcePlace
+from tilewright.frontend.python.sources import lines_of, missing_source
 from tilewright.frontend.simt.reductions import LoopReduction, find_reduction
 from tilewright.frontend.simt.source import FunctionSource
 
@@ -60,9 +60,9 @@ class RegionLoop:
 def loop_of_frame(frame: FrameType, what: str) -> RegionLoop:
     """The `for` whose iterator the frame asks for. Raises `UserError` where it is not one, or cannot be read."""
     code = frame.f_code
-    lines = linecache.getlines(code.co_filename, frame.f_globals)
+    lines = lines_of(code, frame.f_globals)
     if not lines:
-        raise UserError.at("TW007", f"the source around {what} is not available", help="write the loop in a file or a notebook cell")
+        raise missing_source(what, code, "loop")
     text = "".join(lines)
     place = SourcePlace(Source(code.co_filename, text, 1))
     line, _, column, _ = list(code.co_positions())[frame.f_lasti // 2]

@@ -39,6 +39,7 @@ GPU_OPTIONS: tuple[Row, ...] = (
     ("check", "every index is checked, also on GPUs", "acts"),
     ("unchecked", "indices are not checked on CPUs", "acts"),
     ("optimize", "the level of its machine code, `O0` to `Olatency`; on a GPU only `O0` and `O1` make other code", "hint"),
+    ("choices", "ways to launch it, as `tw.LaunchChoice`: it may be called without a grid, and `tw.tune` measures which is fastest", "acts"),
 )
 CPU_OPTIONS: tuple[Row, ...] = (
     ("check", "indices are checked while it runs", "acts"),
@@ -65,6 +66,7 @@ CALLS: tuple[Row, ...] = (
     ("kernel(…, stream=)", "the stream that it is queued on", "acts"),
     ("kernel[grid, block, shared, stream]", "the launch of an explicit kernel: blocks, threads, bytes of dynamic shared memory, a stream", "acts"),
     ("launch(…, device=, check=)", "where this launch of an explicit kernel runs, and whether its indices are checked", "acts"),
+    ("kernel(…, tune=True) (explicit kernels with choices)", "the choices are measured first, once for these shapes", "acts"),
     ("any other keyword", "the error names the kernel's arguments", "refused"),
 )
 ANNOTATIONS: tuple[Row, ...] = (

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from tilewright.base import registry
+from tilewright.base.environment import VERSION
 from tilewright.base.errors import (
     CompilerBug,
     DeviceError,
@@ -25,7 +26,7 @@ from tilewright.base.errors import (
 )
 from tilewright.base.hooks import provide
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _EXPORTS = {
     "api.debugging": "debug",
@@ -61,11 +62,14 @@ _EXPORTS = {
     "execute.primitives.sorts": "argsort gpu_argsort gpu_sort sort topk",
     "execute.primitives.uniques": "gpu_run_lengths gpu_unique run_lengths unique",
     "execute.random_arrays": "random",
+    "execute.simt.choices": "LaunchChoice",
     "execute.simt.kernels": "GpuKernel gpu gpu_launch",
     "execute.simt.memory": "gpu_alloc gpu_check_leaks gpu_copy_from gpu_copy_to gpu_free gpu_sync",
     "execute.streams": "Event Stream current_stream stream timed",
     "execute.transfers": "transfer",
-    "execute.tune": "Tuning tune",
+    "execute.tune": "tune",
+    "execute.tune_search": "Tuning",
+    "execute.tuning_files": "TuningFile export_tuning import_tuning",
     "frontend.critical.state": "State StateArray",
     "frontend.python.sources": "run_source",
     "graphs.entry": "graph",

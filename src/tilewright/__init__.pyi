@@ -204,6 +204,9 @@ from tilewright.execute.primitives.uniques import (
 from tilewright.execute.random_arrays import (
     random as random,
 )
+from tilewright.execute.simt.choices import (
+    LaunchChoice as LaunchChoice,
+)
 from tilewright.execute.simt.kernels import (
     GpuKernel as GpuKernel,
     gpu as gpu,
@@ -228,8 +231,15 @@ from tilewright.execute.transfers import (
     transfer as transfer,
 )
 from tilewright.execute.tune import (
-    Tuning as Tuning,
     tune as tune,
+)
+from tilewright.execute.tune_search import (
+    Tuning as Tuning,
+)
+from tilewright.execute.tuning_files import (
+    TuningFile as TuningFile,
+    export_tuning as export_tuning,
+    import_tuning as import_tuning,
 )
 from tilewright.frontend.critical.state import (
     State as State,

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 
+VERSION = "0.1.0"
+"""Of Tilewright."""
+
 _ON = ("1", "on", "yes", "true")
 _OFF = ("0", "off", "no", "false")
 

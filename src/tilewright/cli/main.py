@@ -451,6 +451,23 @@ def embed(model: str, texts: tuple[str, ...], device: str, out: str | None, stat
 
 
 @cli.command()
+@click.argument("action", type=click.Choice(("list", "export", "import")))
+@click.argument("file", required=False)
+def tuning(action: str, file: str | None) -> None:
+    """Show what was tuned on this machine, or share it as a file with others that have the same device.
+
+    \b
+    Examples:
+      tilewright tuning list
+      tilewright tuning export tuned.json
+      tilewright tuning import tuned.json
+    """
+    from tilewright.cli.commands.tune import share as command
+
+    command(action, file)
+
+
+@cli.command()
 @click.argument("action", type=click.Choice(("info", "clear")))
 def cache(action: str) -> None:
     """Show or empty the cache of compiled kernels.

@@ -26,10 +26,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewright.base import environment
 from tilewright.base.errors import UserError
@@ -57,6 +57,8 @@ CLEARLY = 0.995
 """The model's first choice stays unless another one is this much faster."""
 NEAREST = 8
 """Shapes looked at."""
+NEAR = 2.0
+"""How many doublings away what was measured still speaks for candidates without a cost model."""
 _FORMAT = 1
 _SUFFIX = ".json"
 _STALE_SECONDS = 3600
@@ -145,6 +147,18 @@ def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ran
     estimates = {text: _estimate(s, text, ranked if extents else (), shapes) for text, s in candidates.items()}
     best = min(estimates, key=lambda text: estimates[text], default="")
     return first if first in estimates and estimates[first] + math.log2(CLEARLY) <= estimates[best] else best
+
+
+def advise_listed(table: TuningTable, extents: Extents, listed: Sequence[str]) -> str:
+    """Of candidates without a cost model, first the one that is usual: the fastest at these extents, else at the nearest that were measured and
+    are at most NEAR doublings away; empty when there are none."""
+    good = [m for m in table.entries if m.ok and m.seconds > 0 and m.schedule in listed]
+    nearest = min((m.extents for m in good), key=lambda p: distance(extents, p), default=None)
+    if nearest is None or distance(extents, nearest) > NEAR:
+        return ""
+    here = in_order(m for m in good if m.extents == nearest)
+    usual = next((m for m in here if m.schedule == listed[0] and m.rounds == here[0].rounds), None)
+    return listed[0] if usual is not None and usual.seconds * CLEARLY <= here[0].seconds else here[0].schedule
 
 
 @record
@@ -247,6 +261,12 @@ class TuningStore:
             self._known[key] = self._read(key)
         return self._known[key]
 
+    def tables(self) -> dict[str, TuningTable]:
+        """All tables, by their keys: those on disk, and those of this process."""
+        on_disk = sorted(self.directory.glob(f"*{_SUFFIX}")) if self.directory is not None and self.directory.is_dir() else []
+        found = {path.stem: self._read(path.stem) for path in on_disk} | self._known
+        return {key: table for key, table in found.items() if table is not None and table.entries}
+
     def add(self, key: str, kernel: str, target: str, new: Iterable[Measurement]) -> TuningTable:
         """Add measurements to a kernel's table, with what other processes added since."""
         with self._lock, self._alone(key):
@@ -340,6 +360,12 @@ def enabled() -> bool:
 
 
 def _pack(key: str, table: TuningTable) -> str:
+    body = json.dumps({"format": _FORMAT, **table_data(table)}, indent=1)
+    return f"{_digest(key, body)}\n{body}\n"
+
+
+def table_data(table: TuningTable) -> dict[str, object]:
+    """A table as JSON has it."""
     entries = [
         {
             "extents": m.extents, "schedule": m.schedule, "seconds": m.seconds, "error": m.error, "date": m.date, "version": m.version,
@@ -347,8 +373,21 @@ def _pack(key: str, table: TuningTable) -> str:
         }
         for m in table.entries
     ]  # fmt: skip
-    body = json.dumps({"format": _FORMAT, "kernel": table.kernel, "target": table.target, "entries": entries}, indent=1)
-    return f"{_digest(key, body)}\n{body}\n"
+    return {"kernel": table.kernel, "target": table.target, "entries": entries}
+
+
+def table_of(data: Any) -> TuningTable:
+    """The table in JSON, with schedules in today's words. Raises KeyError, TypeError, ValueError or OverflowError where it is none."""
+    from tilewright.passes.schedules.text import in_new_words
+
+    entries = tuple(
+        Measurement(
+            _triples(m["extents"]), in_new_words(str(m["schedule"])), float(m["seconds"]), str(m["error"]), str(m["date"]), str(m["version"]),
+            _triples(m["divisors"]), int(m["rounds"]),
+        )
+        for m in data["entries"]
+    )  # fmt: skip
+    return TuningTable(str(data["kernel"]), str(data["target"]), entries)
 
 
 def _digest(key: str, body: str) -> str:
@@ -356,25 +395,14 @@ def _digest(key: str, body: str) -> str:
 
 
 def _unpack(key: str, text: str) -> TuningTable | None:
-    """The table in a file's text, with schedules in today's words; None when it is damaged or of another format."""
-    from tilewright.passes.schedules.text import in_new_words
-
+    """The table in a file's text; None when it is damaged or of another format."""
     digest, _, body = text.partition("\n")
     body = body.removesuffix("\n")
     if digest != _digest(key, body):
         return None
     try:
         data = json.loads(body)
-        if data["format"] != _FORMAT:
-            return None
-        entries = tuple(
-            Measurement(
-                _triples(m["extents"]), in_new_words(str(m["schedule"])), float(m["seconds"]), str(m["error"]), str(m["date"]), str(m["version"]),
-                _triples(m["divisors"]), int(m["rounds"]),
-            )
-            for m in data["entries"]
-        )  # fmt: skip
-        return TuningTable(str(data["kernel"]), str(data["target"]), entries)
+        return table_of(data) if data["format"] == _FORMAT else None
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 

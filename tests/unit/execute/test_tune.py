@@ -21,7 +21,8 @@ from tilewright.compile import tuning
 from tilewright.compile.tuning import Measurement, TuningStore, TuningTable
 from tilewright.execute import tune as tuner
 from tilewright.execute.devices import find_device
-from tilewright.execute.tune import Progress, Tuning, difference, neighbourhood, search
+from tilewright.execute.tune import neighbourhood
+from tilewright.execute.tune_search import Progress, Tuning, difference, search
 from tilewright.passes.schedules.attention import CpuAttention, MmaAttention, WgmmaAttention
 from tilewright.passes.schedules.matrix import CpuPanels, MatrixSchedule, Mma, Wgmma
 from tilewright.runtime.cuda import device as cuda

@@ -16,8 +16,12 @@ from tilewright.base.errors import UserError
 from tilewright.cli.guess import GuessedArguments, parse_arguments
 from tilewright.cli.plots import plot_search, sparkline
 from tilewright.cli.sources import Entry, choose, read_source, walk
+from tilewright.compile.tuning import store
 from tilewright.execute import tune as tuner
+from tilewright.execute import tune_search as search
 from tilewright.execute.devices import Device, find_device
+from tilewright.execute.tune_search import Tuning
+from tilewright.execute.tuning_files import export_tuning, import_tuning
 
 _SHOWN = 8
 
@@ -41,12 +45,12 @@ def tune(
 
 def _tune_one(
     entry: Entry, values: dict[str, object], place: Device, precision: str | None, budget: float, console: Console
-) -> tuner.Tuning:
+) -> Tuning:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"{entry.name}: the first schedule", total=budget)
 
-        def report(p: tuner.Progress) -> None:
+        def report(p: search.Progress) -> None:
             best = f"best {_duration(p.best.seconds)}" if p.best else "none yet"
             bar.update(task, completed=min(p.elapsed, budget), description=f"{entry.name}: {len(p.trials)} tried, {best}")
 
@@ -75,7 +79,19 @@ def _random(given: GuessedArguments, generator: np.random.Generator) -> object:
     return generator.integers(0, 2 if given.dtype.is_bool else 8, shape).astype(given.dtype.numpy)
 
 
-def _show(found: tuner.Tuning, console: Console) -> None:
+def share(action: str, file: str | None) -> None:
+    """List the tables, write them to a file, or add those of a file."""
+    if (file is None) != (action == "list"):
+        raise UserError.at("TW016", f"'tilewright tuning {action}' takes {'no file' if file else 'a file'}", help="for instance: tilewright tuning export tuned.json")
+    if file is not None:
+        click.echo(str(export_tuning(file) if action == "export" else import_tuning(file)))
+        return
+    for table in store().tables().values():
+        shapes = len({m.extents for m in table.entries})
+        click.echo(f"{table.kernel} on {table.target}: {len(table.entries)} measurements at {shapes} shape(s)")
+
+
+def _show(found: Tuning, console: Console) -> None:
     if found.best is None:
         click.echo(str(found))
         return

@@ -8,9 +8,9 @@ kernel. Launches on a GPU return at once unless they have to bring results back 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, NoReturn, ParamSpec, overload
+from typing import Generic, ParamSpec, overload
 
 from tilewright.base import levels, registry
 from tilewright.base.artifact import Artifact
@@ -21,9 +21,11 @@ from tilewright.compile.simt import prepare_simt
 from tilewright.execute.calls.index_checks import all_checked, check_flags
 from tilewright.execute.devices import Device, default_device, device_of, find_device
 from tilewright.execute.simt.arguments import bind_parameters, read_leaves, split_values
+from tilewright.execute.simt.choices import LaunchChoice, checked_choices, choice_texts, with_constants
 from tilewright.execute.simt.config import LaunchConfig
 from tilewright.execute.simt.launches import Repeats, vendor_of
 from tilewright.execute.simt.run import SimtRunner
+from tilewright.execute.simt.tuning import call_chosen, configured_choice
 from tilewright.frontend.python.sources import keep_source
 from tilewright.frontend.simt.kernels import Parameter, read_parameters
 from tilewright.frontend.simt.source import FunctionSource, read_source
@@ -81,7 +83,7 @@ class GpuKernel(Generic[P]):
 
     def __init__(
         self, function: Callable[P, object], device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None,
-        cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "",
+        cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "", choices: Sequence[LaunchChoice] = (),
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         keep_source(function)
@@ -97,6 +99,11 @@ class GpuKernel(Generic[P]):
         check_flags(unchecked, check)
         self.check, self.unchecked = check, unchecked
         self.optimize = levels.checked(optimize, words=tuple(levels.LEVELS))
+        self.choices = choice_texts(checked_choices(self.__name__, choices))
+        """Ways to launch it, of which a call without a grid takes one, by the texts that stand for them."""
+        self.constants: Mapping[str, object] = {}
+        """Names that are constants, where this is the kernel of one of the choices."""
+        self._chosen: dict[str, GpuKernel[...]] = {}
         self._launches: dict[object, ConfiguredKernel] = {}
         self._runner: SimtRunner | None = None
 
@@ -104,7 +111,8 @@ class GpuKernel(Generic[P]):
 
     @functools.cached_property
     def source(self) -> FunctionSource:
-        return read_source(self.python)
+        source = read_source(self.python)
+        return with_constants(source, self.constants) if self.constants else source
 
     @functools.cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -130,8 +138,11 @@ class GpuKernel(Generic[P]):
 
     # -- launching ------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: P.args, **named: P.kwargs) -> NoReturn:
+    def __call__(self, *args: P.args, **named: P.kwargs) -> None:
         name = self.__name__
+        if self.choices:
+            call_chosen(self, args, dict(named))
+            return
         raise UserError.at(
             "TW016", f"{name} is a GPU kernel and needs a grid and a block", self.span, f"launch it with {name}[grid, block](...) or tw.gpu_launch({name}, n, block, ...)"
         )  # fmt: skip
@@ -205,6 +216,27 @@ class GpuKernel(Generic[P]):
         shape = self._checked_block(block)
         config = self._config((-(-n // (shape[0] * shape[1] * shape[2])), block, shared, stream))
         return self._configured(key, replace(config, count=n if n % config.threads else 0))
+
+    def choice(self, text: str) -> GpuKernel[...]:
+        """The kernel that one of the choices launches: with its constants."""
+        made = self._chosen.get(text)
+        if made is None:
+            launch = self.choices[text]
+            if launch.constants and hasattr(self.python, "__simt_alternatives__"):
+                raise UserError.at("TW016", f"{self.__name__} has several definitions, and choices with constants", self.span, "give each its own name")
+            wanted = self.min_blocks if launch.min_blocks is None else launch.min_blocks
+            made = GpuKernel(self.python, self.device, self.max_threads, wanted, self.cluster, self.check, self.unchecked, self.optimize)
+            made.only_gpu, made.independent, made.constants = self.only_gpu, self.independent, launch.constants
+            self._chosen[text] = made
+        return made
+
+    def chosen(self, *args: object, device: str | None = None, **named: object) -> ConfiguredKernel:
+        """What a call with these arguments launches: the fastest choice by the tuning table, else the first."""
+        if not self.choices:
+            raise UserError.at("TW016", f"{self.__name__} has no choices", self.span, "give @tw.gpu(choices=[tw.LaunchChoice(...)])")
+        made = configured_choice(self, args, named, device)
+        assert isinstance(made, ConfiguredKernel)
+        return made
 
     def launch(self, config: LaunchConfig, args: tuple[object, ...], named: dict[str, object], repeats: Repeats | None = None) -> None:
         """One launch. `repeats` learns from it what the next ones need not look at."""
@@ -281,16 +313,17 @@ def _extents(item: object, what: str, name: str, span: Span) -> tuple[int, int, 
 @overload
 def gpu(
     function: Callable[P, object], *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None,
-    cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "",
+    cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "", choices: Sequence[LaunchChoice] = (),
 ) -> GpuKernel[P]: ...  # fmt: skip
 @overload
 def gpu(
     *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, cluster: int | None = None,
-    check: bool = False, unchecked: bool = False, optimize: str = "",
+    check: bool = False, unchecked: bool = False, optimize: str = "", choices: Sequence[LaunchChoice] = (),
 ) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...  # fmt: skip
 def gpu(
     function: Callable[P, object] | None = None, *, device: str | int | None = None, max_threads: int | None = None,
     min_blocks: int | None = None, cluster: int | None = None, check: bool = False, unchecked: bool = False, optimize: str = "",
+    choices: Sequence[LaunchChoice] = (),
 ) -> GpuKernel[P] | Callable[[Callable[P, object]], GpuKernel[P]]:  # fmt: skip
     """Mark a Python function as an explicit kernel: its body is what one thread does.
 
@@ -299,19 +332,19 @@ def gpu(
     registers of a thread. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory. With
     `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the error the emulator would give. On a
     CPU that is so anyway, unless it is `unchecked=True`. `optimize` is the level of its machine code: `O0` to `O3`, `Os` or `Olatency`; on a GPU
-    only `O0` and `O1` make other code.
+    only `O0` and `O1` make other code. With `choices`, ways to launch it, it may be called without a grid: `tw.tune` measures which is fastest.
     """
     if function is not None and not callable(function):
         raise UserError.at("TW009", f"tw.gpu was given a {type(function).__name__}", help="give a function, or write @tw.gpu above one")
     if function is not None:
-        return GpuKernel(function, device, max_threads, min_blocks, cluster, check, unchecked, optimize)
-    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster, check, unchecked, optimize)
+        return GpuKernel(function, device, max_threads, min_blocks, cluster, check, unchecked, optimize, choices)
+    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster, check, unchecked, optimize, choices)
 
 
 def gpu_launch(
     kernel: GpuKernel[...], n: int, block: Extents, *args: object, shared: int = 0, stream: object = None, **named: object
 ) -> None:
-    """Launch a kernel for `n` threads in blocks of `block`. Threads whose `gpu_thread_id()` is `n` or more do nothing."""
+    """LaunchChoice a kernel for `n` threads in blocks of `block`. Threads whose `gpu_thread_id()` is `n` or more do nothing."""
     if not isinstance(kernel, GpuKernel):
         raise UserError.at("TW009", f"gpu_launch was given a {type(kernel).__name__}", help="mark the function with @tw.gpu")
     kernel.over(n, block, shared, stream)(*args, **named)

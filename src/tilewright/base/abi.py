@@ -94,4 +94,16 @@ POOL_CONDITION = 832
 POOL_CORES = 896
 """A bit for each core that a thread of the job runs on, `POOL_CORE_BYTES` of them."""
 POOL_CORE_BYTES = 128
-POOL_BYTES = 1024
+POOL_STEERED = 7
+"""Workers that are kept off the core of their caller: where there are more, one that waits for it is missed little."""
+POOL_AVOIDED = 664
+"""i32: the core they are kept off now, plus 1; 0: none."""
+POOL_STEERING = 668
+"""i32: somebody changes where workers may run; nobody waits for it."""
+POOL_THREADS = 1024
+"""i32 for each of them: the system's number of the thread, 0 before it has begun."""
+POOL_HOMES = 1152
+"""For each of them, `POOL_CORE_BYTES`: the cores that it may run on…"""
+POOL_GIVENS = POOL_HOMES + POOL_STEERED * POOL_CORE_BYTES
+"""…and those without the one it is kept off."""
+POOL_BYTES = POOL_GIVENS + POOL_STEERED * POOL_CORE_BYTES

@@ -167,6 +167,63 @@ def test_threads_of_a_job_have_cores_of_their_own() -> None:
     assert stacked <= 5 + shared // 4, f"{stacked} of {shared} jobs ran both halves on one core"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux") or len(cpu_pool.usable_cores()) < 2, reason="one core, or no say in it")
+@pytest.mark.parametrize("pool", ["futex"], indirect=True)
+def test_workers_keep_off_the_core_of_their_caller(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
+    cores = set(cpu_pool.usable_cores())
+    first, second = sorted(cores)[:2]
+    pool.threads = 3
+    counter = Counter(code, 100)
+
+    def allowed(core: int, wanted: list[set[int]]) -> None:
+        """After some jobs from this core workers may run there: one that moves just then is seen to by the next job."""
+        os.sched_setaffinity(0, {core})
+        try:
+            deadline = time.monotonic() + 20
+            while True:
+                counter.run(pool)
+                found = [os.sched_getaffinity(thread.native_id or 0) for thread in pool._threads]
+                if found == wanted or time.monotonic() > deadline:
+                    break
+                time.sleep(0.002)
+        finally:
+            os.sched_setaffinity(0, cores)
+        assert found == wanted
+
+    counter.run(pool)
+    deadline = time.monotonic() + 20
+    while pool._field(abi.POOL_READY).value < 2 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    for _ in range(3):
+        allowed(first, [cores - {first}] * 2)
+        allowed(second, [cores - {second}] * 2)
+    # What somebody else allows is kept: here no core but the caller's, then any.
+    one = pool._threads[0].native_id or 0
+    os.sched_setaffinity(one, {second})
+    allowed(second, [{second}, cores - {second}])
+    allowed(first, [{second}, cores - {first}])
+    allowed(second, [{second}, cores - {second}])
+    os.sched_setaffinity(one, cores)
+    allowed(first, [cores - {first}] * 2)
+    allowed(second, [cores - {second}] * 2)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or len(cpu_pool.usable_cores()) < 2, reason="one core, or no say in it")
+def test_new_workers_keep_off_too(code: ObjectCode) -> None:
+    pool = cpu_pool.partition(0, 1)
+    counter = Counter(code, 100)
+    for threads in (2, 3, 2, 9):
+        pool.threads = threads
+        for _ in range(200):
+            counter.run(pool)
+            time.sleep(0.001)
+            if pool._field(abi.POOL_AVOIDED).value:
+                break
+        # Where there are many, one that waits for its caller's core is missed little.
+        assert (pool._field(abi.POOL_AVOIDED).value != 0) == (threads - 1 <= abi.POOL_STEERED)
+    pool.threads = 1
+
+
 def test_small_launches_stay_in_the_caller(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
     pool.threads = 2
     counter = Counter(code, 64)

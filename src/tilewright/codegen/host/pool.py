@@ -9,8 +9,12 @@ fields are safe to read; if not, it counts itself out and touches nothing. So a 
 nothing. Every step of this handshake is sequentially consistent, and so is `generation` against `sleepers`, which
 decides whether the caller must wake anybody.
 
-Threads of a job say which cores they run on (Linux). One that finds its core taken moves to a free one, for the system may have woken it beside its
-caller, and would leave the two there for as long as a short kernel runs. It may run on the cores that it was given before, before and after.
+Threads of a job say which cores they run on (Linux). One that finds its core taken moves to a free one, for the system may have put both there, and
+would leave them there for as long as a short kernel runs. It may run on the cores that it was given before, before and after.
+
+A worker that the system wakes on the core of its caller does not even begin before the caller's time there is over. So a caller that comes from
+another core than the last one first takes its core from those of the workers, where these are few; on the same core it has nothing to do. What somebody
+else allows a worker meanwhile stays as it is, but for that one core.
 
 A nested call, or one from a second thread, finds `lock` taken and runs its blocks itself.
 
@@ -29,6 +33,8 @@ _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129
 _SET_CORES = {"x86_64": 203, "aarch64": 122, "riscv64": 122}
 """`sched_setaffinity`; `sched_getaffinity` is the next one."""
+_THREAD_NUMBER = {"x86_64": 186, "aarch64": 178, "riscv64": 178}
+"""`gettid`."""
 _ALL = 2**31 - 1
 
 PARALLEL_WORK = 1 << 16
@@ -90,10 +96,126 @@ mark:
   ret i1 %first
 }}
 
+; With the lock held.
 define internal void @first_core(ptr %pool) {{
+entry:
   %cores = getelementptr i8, ptr %pool, i64 {cores}
   call void @llvm.memset.p0.i64(ptr %cores, i8 0, i64 {bytes}, i1 false)
   %taken = call i1 @take_core(ptr %pool)
+  %core = call i32 @sched_getcpu()
+  %number = add i32 %core, 1
+  %avoided.slot = getelementptr i8, ptr %pool, i64 {avoided}
+  %avoided = load i32, ptr %avoided.slot
+  %same = icmp eq i32 %number, %avoided
+  %known = icmp ult i32 %core, {bits}
+  %other = xor i1 %same, true
+  %go = and i1 %known, %other
+  br i1 %go, label %count, label %done
+count:
+  %workers.slot = getelementptr i8, ptr %pool, i64 {workers}
+  %workers = load atomic i32, ptr %workers.slot monotonic, align 4
+  %few = icmp ule i32 %workers, {most}
+  br i1 %few, label %alone, label %done
+alone:
+  ; A worker that moves just now gives itself back what it had before: the next job sees to it.
+  %lock = getelementptr i8, ptr %pool, i64 {steering}
+  %held = cmpxchg ptr %lock, i32 0, i32 1 seq_cst seq_cst
+  %mine = extractvalue {{ i32, i1 }} %held, 1
+  br i1 %mine, label %steer, label %done
+steer:
+  %i = phi i32 [ 0, %alone ], [ %after, %steer ]
+  %all = phi i1 [ true, %alone ], [ %all.next, %steer ]
+  %there = call i1 @keep_off(ptr %pool, i32 %i, i32 %core)
+  %all.next = and i1 %all, %there
+  %after = add i32 %i, 1
+  %more = icmp ult i32 %after, %workers
+  br i1 %more, label %steer, label %end
+end:
+  store atomic i32 0, ptr %lock release, align 4
+  ; One that has not begun yet is kept off by a later job.
+  br i1 %all.next, label %note, label %done
+note:
+  store i32 %number, ptr %avoided.slot
+  br label %done
+done:
+  ret void
+}}
+
+; Take a core from those that a worker may run on, unless it has no other; give it back the one that was taken before. False: it has not begun yet.
+define internal i1 @keep_off(ptr %pool, i32 %worker, i32 %core) {{
+entry:
+  %now = alloca [{words} x i64], align 8
+  %threads = getelementptr i8, ptr %pool, i64 {threads}
+  %thread.slot = getelementptr i32, ptr %threads, i32 %worker
+  %thread = load atomic i32, ptr %thread.slot seq_cst, align 4
+  %begun = icmp ne i32 %thread, 0
+  br i1 %begun, label %ask, label %absent
+absent:
+  ret i1 false
+ask:
+  call void @llvm.memset.p0.i64(ptr %now, i8 0, i64 {bytes}, i1 false)
+  %size = call i64 (i64, ...) @syscall(i64 {get}, i32 %thread, i64 {bytes}, ptr %now)
+  %told = icmp sgt i64 %size, 0
+  br i1 %told, label %compare, label %done
+compare:
+  %homes = getelementptr i8, ptr %pool, i64 {homes}
+  %home = getelementptr [{bytes} x i8], ptr %homes, i32 %worker
+  %givens = getelementptr i8, ptr %pool, i64 {givens}
+  %given = getelementptr [{bytes} x i8], ptr %givens, i32 %worker
+  %differs = call i32 @memcmp(ptr %now, ptr %given, i64 {bytes})
+  %changed = icmp ne i32 %differs, 0
+  br i1 %changed, label %learn, label %take
+learn:
+  ; The cores it was made with, or what somebody else has given it since.
+  call void @llvm.memcpy.p0.p0.i64(ptr %home, ptr %now, i64 {bytes}, i1 false)
+  br label %take
+take:
+  call void @llvm.memcpy.p0.p0.i64(ptr %given, ptr %home, i64 {bytes}, i1 false)
+  %number = lshr i32 %core, 6
+  %word = getelementptr i64, ptr %given, i32 %number
+  %rest = and i32 %core, 63
+  %rest.wide = zext i32 %rest to i64
+  %bit = shl i64 1, %rest.wide
+  %others = xor i64 %bit, -1
+  %old = load i64, ptr %word
+  %new = and i64 %old, %others
+  store i64 %new, ptr %word
+  br label %look
+look:
+  %i = phi i64 [ 0, %take ], [ %after, %look ]
+  %any = phi i64 [ 0, %take ], [ %any.next, %look ]
+  %at = getelementptr i64, ptr %given, i64 %i
+  %left = load i64, ptr %at
+  %any.next = or i64 %any, %left
+  %after = add i64 %i, 1
+  %more = icmp slt i64 %after, {words}
+  br i1 %more, label %look, label %choose
+choose:
+  %some = icmp ne i64 %any.next, 0
+  br i1 %some, label %set, label %restore
+restore:
+  store i64 %old, ptr %word
+  br label %set
+set:
+  %moved = call i64 (i64, ...) @syscall(i64 {set}, i32 %thread, i64 {bytes}, ptr %given)
+  br label %done
+done:
+  ret i1 true
+}}
+
+; Worker `number` has begun.
+define internal void @begin(ptr %pool, i32 %number) {{
+entry:
+  %few = icmp ult i32 %number, {most}
+  br i1 %few, label %note, label %done
+note:
+  %thread = call i64 (i64, ...) @syscall(i64 {thread})
+  %short = trunc i64 %thread to i32
+  %threads = getelementptr i8, ptr %pool, i64 {threads}
+  %thread.slot = getelementptr i32, ptr %threads, i32 %number
+  store atomic i32 %short, ptr %thread.slot seq_cst, align 4
+  br label %done
+done:
   ret void
 }}
 
@@ -103,13 +225,18 @@ entry:
   %allowed = alloca [{words} x i64], align 8
   %free = alloca [{words} x i64], align 8
   %first = call i1 @take_core(ptr %pool)
-  br i1 %first, label %done, label %ask
+  br i1 %first, label %done, label %alone
+alone:
+  %lock = getelementptr i8, ptr %pool, i64 {steering}
+  %held = cmpxchg ptr %lock, i32 0, i32 1 seq_cst seq_cst
+  %mine = extractvalue {{ i32, i1 }} %held, 1
+  br i1 %mine, label %ask, label %done
 ask:
   %cores = getelementptr i8, ptr %pool, i64 {cores}
   call void @llvm.memset.p0.i64(ptr %allowed, i8 0, i64 {bytes}, i1 false)
   %size = call i64 (i64, ...) @syscall(i64 {get}, i32 0, i64 {bytes}, ptr %allowed)
   %told = icmp sgt i64 %size, 0
-  br i1 %told, label %words, label %done
+  br i1 %told, label %words, label %release
 words:
   %i = phi i64 [ 0, %ask ], [ %after, %words ]
   %any = phi i64 [ 0, %ask ], [ %any.next, %words ]
@@ -127,17 +254,22 @@ words:
   br i1 %more, label %words, label %choose
 choose:
   %some = icmp ne i64 %any.next, 0
-  br i1 %some, label %move, label %done
+  br i1 %some, label %move, label %release
 move:
   %moved = call i64 (i64, ...) @syscall(i64 {set}, i32 0, i64 {bytes}, ptr %free)
   %freed = call i64 (i64, ...) @syscall(i64 {set}, i32 0, i64 {bytes}, ptr %allowed)
-  %mine = call i1 @take_core(ptr %pool)
+  %own = call i1 @take_core(ptr %pool)
+  br label %release
+release:
+  store atomic i32 0, ptr %lock release, align 4
   br label %done
 done:
   ret void
 }}
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i32 @memcmp(ptr, ptr, i64)
 """
 
 _NO_CORES = """
@@ -146,6 +278,10 @@ define internal void @first_core(ptr %pool) {{
 }}
 
 define internal void @own_core(ptr %pool) {{
+  ret void
+}}
+
+define internal void @begin(ptr %pool, i32 %number) {{
   ret void
 }}
 """
@@ -231,6 +367,7 @@ entry:
   store i32 -1, ptr %settled.slot
   %first = load atomic i32, ptr %pool seq_cst, align 4
   %counted = atomicrmw add ptr %ready, i32 1 seq_cst
+  call void @begin(ptr %pool, i32 %counted)
   br label %idle
 
 idle:
@@ -668,7 +805,8 @@ def pool_ir(target: Target, futex: bool = True) -> str:
         sleeping = _FUTEX.format(number=_FUTEX_NUMBER[machine], wait=_FUTEX_WAIT, wake=_FUTEX_WAKE)
         sleeping += _CORES.format(
             cores=abi.POOL_CORES, bytes=abi.POOL_CORE_BYTES, bits=8 * abi.POOL_CORE_BYTES, words=abi.POOL_CORE_BYTES // 8,
-            set=_SET_CORES[machine], get=_SET_CORES[machine] + 1,
+            set=_SET_CORES[machine], get=_SET_CORES[machine] + 1, thread=_THREAD_NUMBER[machine], workers=abi.POOL_WORKERS, avoided=abi.POOL_AVOIDED, steering=abi.POOL_STEERING,
+            threads=abi.POOL_THREADS, homes=abi.POOL_HOMES, givens=abi.POOL_GIVENS, most=abi.POOL_STEERED,
         )  # fmt: skip
     else:
         sleeping = _PTHREAD.format(mutex=abi.POOL_MUTEX, condition=abi.POOL_CONDITION) + _NO_CORES.format()

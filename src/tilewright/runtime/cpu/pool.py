@@ -186,7 +186,8 @@ class ThreadPool:
             for thread in self._threads:
                 thread.join(_JOIN_SECONDS)
             self._threads.clear()
-        for offset in (abi.POOL_WORKERS, abi.POOL_STOP, abi.POOL_READY, abi.POOL_STARTED):
+        threads = [abi.POOL_THREADS + 4 * number for number in range(abi.POOL_STEERED)]
+        for offset in (abi.POOL_WORKERS, abi.POOL_STOP, abi.POOL_READY, abi.POOL_STARTED, abi.POOL_AVOIDED, *threads):
             self._field(offset).value = 0
 
     def _leave(self) -> None:

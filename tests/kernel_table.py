@@ -819,6 +819,14 @@ def _add_reduction(
              ulp=loose if name in ("sum", "prod") else 0.5001, scale=scale))  # fmt: skip
 
 
+add(Case("reshape_flat", from_text("def flat(x: tw.Array) -> tw.Array:\n    return x.reshape(-1) * 2\n"), same(f32, 1), lambda x: x.reshape(-1) * 2, (*MATRICES, *CUBES), (*LONG_MATRICES, *LONG_CUBES)))
+add(Case("reshape_split", from_text("def split(x: tw.Array) -> tw.Array:\n    n, d = x.shape\n    return x.reshape(n, -1, 3).max(axis=1)\n"), same(f32, 1),
+         lambda x: x.reshape(len(x), -1, 3).max(1), ((1, 3), (7, 33), (33, 6)), ((97, 129), (3, 5001), (1031, 3))))  # fmt: skip
+add(Case("reshape_join_and_turn", from_text(
+    "def join(x: tw.Array) -> tw.Array:\n    a, b, c = x.shape\n    y = x.reshape(a * b, c)\n    out = tw.empty((c, a * b), x.dtype)\n"
+    "    for i, j in tw.grid(c, a * b):\n        out[i, j] = y[j, i] + 1\n    return out\n"
+), same(f32, 1), lambda x: x.reshape(-1, x.shape[2]).T + 1, CUBES, LONG_CUBES))  # fmt: skip
+
 _FULL = ((1, 1), (7, 33), (33, 5))
 _FULL_LONG = ((97, 129), (3, 5003), (1031, 3))
 for _name in REDUCTIONS:

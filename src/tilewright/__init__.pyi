@@ -403,6 +403,7 @@ from tilewright.frontend.words import (
     redux_xor as redux_xor,
     release_next as release_next,
     relu as relu,
+    reshape as reshape,
     rotate_left as rotate_left,
     rotate_right as rotate_right,
     round as round,

@@ -345,6 +345,22 @@ class Picked(TypedNode):
 
 
 @record
+class AxisIndex(TypedNode):
+    """The index of each element along one axis of a shape: what reshaped arrays compute places from."""
+
+    axis: int
+    shape: Shape
+
+    @property
+    def dtype(self) -> DType:
+        return i64
+
+    @property
+    def weak(self) -> str:
+        return "index"
+
+
+@record
 class Masked(TypedNode):
     """`value[mask]`: the elements where the mask holds. Its one axis has a size that nobody knows."""
 

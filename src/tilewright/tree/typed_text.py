@@ -13,6 +13,7 @@ from tilewright.tree.typed import (
     Apply,
     ArrayAssign,
     ArrayInfo,
+    AxisIndex,
     Cast,
     Choose,
     Const,
@@ -72,6 +73,8 @@ def _nested(expr: Expr) -> str:
         return f"{expr.array.name}[{', '.join(map(show_expr, expr.starts))}, …]"
     if isinstance(expr, Masked):
         return f"{_nested(expr.value)}[{show_expr(expr.mask)}]"
+    if isinstance(expr, AxisIndex):
+        return f"#{expr.axis}"
     if isinstance(expr, Picked):
         return f"{_nested(expr.value)}[{_picked(expr)}]"
     if isinstance(expr, Transpose):

@@ -47,6 +47,9 @@ def matmul(a: Array | float, b: Array | float) -> Array:
 def transpose(x: Array) -> Array:
     """The axes in reverse order."""
 
+def reshape(x: Array, shape: int | tuple[int, ...]) -> Array:
+    """The same elements under another shape; one extent may be -1. It is no copy. `x.reshape(a, b)` is the same."""
+
 def row_max(x: Array) -> Array:
     """The largest element of each row, as a column."""
 

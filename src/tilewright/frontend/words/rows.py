@@ -133,6 +133,8 @@ SECTIONS = (
         WordRow("dot", "(a: Array | float, b: Array | float) -> float", "The sum of products of two vectors: rows or slices of arrays.", KERNEL),
         WordRow("matmul", "(a: Array | float, b: Array | float) -> Array", "`a @ b`", KERNEL),
         WordRow("transpose", "(x: Array) -> Array", "The axes in reverse order.", KERNEL),
+        WordRow("reshape", "(x: Array, shape: int | tuple[int, ...]) -> Array",
+                "The same elements under another shape; one extent may be -1. It is no copy. `x.reshape(a, b)` is the same.", KERNEL),
         WordRow("row_max", "(x: Array) -> Array", "The largest element of each row, as a column.", KERNEL),
         WordRow("row_min", "(x: Array) -> Array", "The smallest element of each row, as a column.", KERNEL),
         WordRow("row_sum", "(x: Array) -> Array", "The sum of each row, as a column.", KERNEL),

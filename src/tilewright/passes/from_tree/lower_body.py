@@ -25,6 +25,7 @@ from tilewright.tree.typed import (
     Apply,
     ArrayAssign,
     ArrayInfo,
+    AxisIndex,
     Cast,
     Choose,
     Const,
@@ -227,6 +228,8 @@ class Draft:
             return self.load(builder, expr.array, [self.expr(builder, i, scope) for i in expr.indices])
         if isinstance(expr, Whole):
             return self.load(builder, expr.array, self.aligned(builder, expr.array.shape, indices))
+        if isinstance(expr, AxisIndex):
+            return self.aligned(builder, expr.shape, indices)[expr.axis]
         if isinstance(expr, Picked):
             return self.expr(builder, expr.value, scope, self.places(builder, expr, scope, self.aligned(builder, expr.shape, indices)))
         if isinstance(expr, Cast):

@@ -61,7 +61,17 @@ def _bound(pairs: _Pairs, assigned: list[tuple[str, syntax.Expr | None]]) -> _Pa
     gone = {name for name, _ in assigned}
     new: set[frozenset[str]] = set()
     for name, value in assigned:
-        if isinstance(value, syntax.Name):
-            same = {value.id} | {other for pair in pairs if value.id in pair for other in pair}
+        owner = _owner(value)
+        if owner is not None:
+            same = {owner} | {other for pair in pairs if owner in pair for other in pair}
             new |= {frozenset((name, other)) for other in same - gone if other != name}
     return frozenset(pair for pair in pairs if not pair & gone) | new
+
+
+def _owner(value: syntax.Expr | None) -> str | None:
+    """The name whose memory a value is: a name, or an array under another shape."""
+    if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Attribute) and value.function.name in ("reshape", "ravel"):
+        value = value.function.value
+    elif isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id in ("reshape", "ravel") and value.args:
+        value = value.args[0].value
+    return value.id if isinstance(value, syntax.Name) else None

@@ -52,6 +52,7 @@ from tilewright.tree.typed import (
     Expr,
     Local,
     LoopVar,
+    Picked,
     ScalarInfo,
     SetVar,
     Shape,
@@ -399,6 +400,8 @@ class BodyChecker:
 
     def declare_array(self, name: str, value: Expr, key: Key, span: Span) -> None:
         """A name for an array value: computed where it is used, unless what it reads may change."""
+        if isinstance(value, Picked):
+            self.array_loops.owned.add(name)  # a copy, where NumPy has a view
         self.context.outside_loops(f"the array '{name}'", span)
         value = self.typing.settled(value)
         if isinstance(value, Whole) and value.array.role != "inout":

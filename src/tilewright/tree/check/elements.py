@@ -30,6 +30,7 @@ from tilewright.tree.check.state import TileValue
 from tilewright.tree.typed import (
     Accumulate,
     Apply,
+    AxisIndex,
     Cast,
     Choose,
     Const,
@@ -84,6 +85,8 @@ class ElementBuilder:
             for axis, index in zip(value.kept, indices, strict=True):
                 places[axis] = self.shifted(places[axis], index, span)
             return Element(value.array, tuple(places), span=span)
+        if isinstance(value, AxisIndex):
+            return indices[value.axis]
         if isinstance(value, Picked):
             return self.element(value.value, self.places(value, indices, span), span)
         if isinstance(value, Product):

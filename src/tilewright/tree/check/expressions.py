@@ -21,6 +21,7 @@ from tilewright.tree.check.functions.number_functions import ARITY as NUMBER_FUN
 from tilewright.tree.check.functions.number_functions import NumberFunctions
 from tilewright.tree.check.indexing.masks import MaskChecker, is_masked
 from tilewright.tree.check.indexing.picks import PickChecker, expanded
+from tilewright.tree.check.indexing.reshapes import ReshapeChecker
 from tilewright.tree.check.infer import constant_of, size_of, sum_dtype
 from tilewright.tree.check.operations import COMPARISONS, FLOAT_FUNCTIONS, ROUNDINGS, Typing
 from tilewright.tree.check.random_draws import DTYPES as RANDOM
@@ -61,12 +62,13 @@ _ARITY: Mapping[str, tuple[int, int]] = {
     "row_max": (1, 1), "row_min": (1, 1), "row_sum": (1, 1), "frexp": (1, 1), **{name: (count, count) for name, count in NUMBER_FUNCTIONS.items()},
 }  # fmt: skip
 _TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
+_RESHAPES = ("reshape", "ravel", "flatten")
 CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
 STATISTICS = ("mean", "var", "std", "norm")
 """Reductions that are made of sums."""
 UNREAD = "this could not be read"
 """The message about a `syntax.Broken`; whoever read the text has said more."""
-FUNCTIONS = (*_ARITY, *CREATORS, *STATISTICS, "reduce", "grid", "range", "shared", "barrier", *RANDOM)
+FUNCTIONS = (*_ARITY, *_RESHAPES, *CREATORS, *STATISTICS, "reduce", "grid", "range", "shared", "barrier", *RANDOM)
 
 
 class ExpressionChecker:
@@ -82,6 +84,7 @@ class ExpressionChecker:
         self.number_functions = NumberFunctions(context, typing)
         self.slices = SliceChecker(context, sizes, typing, elements, self.expr)
         self.masks = MaskChecker(context, sizes)
+        self.reshapes = ReshapeChecker(context, sizes, typing)
         self.picks = PickChecker(context, sizes, typing, elements, self.slices, self.expr)
 
     # -- names --------------------------------------------------------------------------------------------------------
@@ -374,7 +377,8 @@ class ExpressionChecker:
         elif isinstance(node, syntax.Unary):
             parts = (node.operand,)
         elif isinstance(node, syntax.Call) and not (isinstance(node.function, syntax.Name) and node.function.id == "len"):
-            parts = tuple(a.value for a in node.args)
+            owner = (node.function.value,) if isinstance(node.function, syntax.Attribute) else ()
+            parts = (*owner, *(a.value for a in node.args))
         elif isinstance(node, syntax.IfExpr):
             parts = (node.cond, node.then, node.otherwise)
         return any(self._names_array(part) for part in parts)
@@ -400,6 +404,9 @@ class ExpressionChecker:
             if len(node.args) != 1 or node.args[0].keyword is not None:
                 raise self.context.fail("TW016", f"{_text(node.function)}() takes 1 argument, got {len(node.args)}", span)
             return self.typing.cast(self.expr(node.args[0].value), self.dtype_argument(node.function), span)
+        if isinstance(node.function, syntax.Attribute) and node.function.name in _RESHAPES:
+            owner = syntax.Argument(node.function.value, span=node.function.value.span)
+            return self.reshape(node.function.name, (owner, *node.args), span)
         if not isinstance(node.function, syntax.Name):
             raise self.context.fail("TW005", f"'{_text(node.function)}' cannot be called in a kernel", span)
         name = node.function.id
@@ -419,6 +426,8 @@ class ExpressionChecker:
             return self._random(name, node)
         if name in STATISTICS:
             return self.reduction(self._statistic_call(name, node))
+        if name in _RESHAPES:
+            return self.reshape(name, node.args, span)
         if name not in _ARITY:
             raise self.context.fail(
                 "TW002", f"unknown function '{name}'", node.function.span, help_for(name, FUNCTIONS, self.context.is_python) or f"known: {', '.join(_ARITY)}"
@@ -438,6 +447,24 @@ class ExpressionChecker:
                 raise self.context.fail("TW016", "approximate must be True or False", flag.span)
             return self.typing.composite("gelu", self.expr(node.args[0].value), span, flag.value)
         return self.apply_function(name, [self.expr(a.value) for a in node.args], span)
+
+    def reshape(self, name: str, args: tuple[syntax.Argument, ...], span: Span) -> Expr:
+        """`reshape(x, (a, b))`, `x.reshape(a, b)`, `x.ravel()`"""
+        wrong = next((a for a in args if a.keyword not in (None, "shape")), None)
+        if wrong is not None:
+            raise self.context.fail("TW016", f"{name}() has no argument '{wrong.keyword}'", wrong.span)
+        if len(args) != 1 if name != "reshape" else len(args) < 2:
+            raise self.context.fail("TW016", f"{name}() takes an array{' and a shape' if name == 'reshape' else ''}, got {len(args)} argument(s)", span, "write x.reshape(a, b); one extent may be -1")
+        value = self.expr(args[0].value)
+        if not value.shape:
+            raise self.context.fail("TW003", f"{name}() takes an array, got a number ({value.dtype})", span)
+        self.masks.refuse(value.shape, span)
+        extents: list[Size | None] = []
+        for argument in args[1:]:
+            inner = argument.value.items if isinstance(argument.value, syntax.Tuple | syntax.List) else (argument.value,)
+            for node in inner:
+                extents += [None] if _is_minus_one(node) else self.shape_argument(node)
+        return self.reshapes.reshaped(value, extents if name == "reshape" else [None], span)
 
     def _statistic_call(self, name: str, node: syntax.Call) -> syntax.ReduceExpr:
         """ZynML's `mean(x, axis=k)` and its kin."""
@@ -677,6 +704,12 @@ class ExpressionChecker:
 
 def _may_be_tuple(node: syntax.Expr) -> bool:
     return isinstance(node, syntax.Name | syntax.Tuple) or (isinstance(node, syntax.Attribute) and node.name == "shape")
+
+
+def _is_minus_one(node: syntax.Expr) -> bool:
+    if isinstance(node, syntax.Unary) and node.op == "-":
+        return isinstance(node.operand, syntax.Number) and node.operand.value == 1
+    return isinstance(node, syntax.Number) and node.value == -1
 
 
 def is_decided(cond: syntax.Expr) -> bool:

@@ -827,6 +827,26 @@ add(Case("reshape_join_and_turn", from_text(
     "    for i, j in tw.grid(c, a * b):\n        out[i, j] = y[j, i] + 1\n    return out\n"
 ), same(f32, 1), lambda x: x.reshape(-1, x.shape[2]).T + 1, CUBES, LONG_CUBES))  # fmt: skip
 
+def _added_at(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    out = np.zeros_like(x)
+    np.add.at(out, rows, x)
+    return out
+
+
+def _put_at(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    out = np.zeros_like(x)
+    out[rows] = x
+    return out
+
+
+add(Case("add_at_rows", from_text("def added(x: tw.Array, rows: tw.Array) -> tw.Array:\n    out = tw.zeros_like(x)\n    out[rows] += x\n    return out\n"),
+         lambda rng, s: (data(rng, s, f32), rng.integers(-s[0], s[0], s[0])), _added_at, MATRICES[1:], LONG_MATRICES[1:], ulp=64,
+         scale=lambda x, rows: _added_at(np.abs(x), rows)))  # fmt: skip
+add(Case("put_at_rows", from_text("def put(x: tw.Array, rows: tw.Array) -> tw.Array:\n    out = tw.zeros_like(x)\n    out[rows] = x\n    return out\n"),
+         lambda rng, s: (data(rng, s, f32), rng.integers(-s[0], s[0], s[0])), _put_at, MATRICES[1:], LONG_MATRICES[1:]))  # fmt: skip
+add(Case("turned_stores", from_text("def turned(x: tw.Array) -> tw.Array:\n    out = tw.zeros_like(x)\n    out[::-1] = x\n    out[:, ::-1] += x\n    return out\n"),
+         same(f32, 1), lambda x: x[::-1] + x[:, ::-1], MATRICES[1:], LONG_MATRICES[1:], ulp=2, scale=lambda x: np.abs(x[::-1]) + np.abs(x[:, ::-1])))  # fmt: skip
+
 _FULL = ((1, 1), (7, 33), (33, 5))
 _FULL_LONG = ((97, 129), (3, 5003), (1031, 3))
 for _name in REDUCTIONS:

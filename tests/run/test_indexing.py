@@ -104,6 +104,97 @@ def decaying(x: tw.Array, m: tw.Array) -> tw.Array:
     return u
 
 
+@tw.kernel
+def put(x: tw.Array, rows: tw.Array) -> tw.Array:
+    out = tw.zeros((9, 5, 3), x.dtype)
+    out[rows] = x[:5]
+    return out
+
+
+@tw.kernel
+def added(x: tw.Array, rows: tw.Array) -> tw.Array:
+    out = tw.ones((9, 5), x.dtype)
+    out[rows] += x[:5, :, 0] * 2
+    out[rows, 0] -= 1
+    return out
+
+
+@tw.kernel
+def crossed_stores(x: tw.Array, rows: tw.Array, columns: tw.Array) -> tw.Array:
+    out = tw.zeros((7, 3), x.dtype)
+    out[rows, columns] = 5
+    out[rows[:, None], columns] += 1
+    out[2:6, columns] *= 3
+    out[1, columns] = x[:5, 0, 0]
+    return out
+
+
+@tw.kernel
+def turned_stores(x: tw.Array) -> tw.Array:
+    out = tw.zeros_like(x)
+    out[::-1] = x
+    out[:, 0, ::-2] += x[:, 1, ::2]
+    return out
+
+
+@tw.kernel
+def exchanged(x: tw.Array, rows: tw.Array) -> tw.Array:
+    u = x * 1
+    u[rows] = u[::-1][1:]
+    u[::-1] = u
+    return u
+
+
+@tw.kernel
+def stores_in_loops(x: tw.Array, rows: tw.Array) -> tw.Array:
+    n, m, k = x.shape
+    out = tw.zeros((n, m, k), x.dtype)
+    for i in tw.grid(n):
+        out[i, rows, ::-1] = x[i]
+    return out
+
+
+def _put(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    out = np.zeros((9, 5, 3))
+    out[rows] = x[:5]
+    return out
+
+
+def _added(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    out = np.ones((9, 5))
+    np.add.at(out, rows, x[:5, :, 0] * 2)
+    np.subtract.at(out, (rows, 0), 1)
+    return out
+
+
+def _crossed_stores(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    out = np.zeros((7, 3))
+    out[rows, columns] = 5
+    np.add.at(out, (rows[:, None], columns), 1)
+    np.multiply.at(out, (slice(2, 6), columns), 3)
+    out[1, columns] = x[:5, 0, 0]
+    return out
+
+
+def _turned_stores(x: np.ndarray) -> np.ndarray:
+    out = np.zeros_like(x)
+    out[::-1] = x
+    out[:, 0, ::-2] += x[:, 1, ::2]
+    return out
+
+
+def _exchanged(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    u = x.copy()
+    u[rows] = u[::-1][1:].copy()
+    return u[::-1]
+
+
+def _stores_in_loops(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    out = np.zeros_like(x)
+    out[:, rows, ::-1] = x
+    return out
+
+
 def _in_loops(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     out = np.zeros((*x.shape[:2], 5))
     out[:, :, ::2] = x[:, :, ::-1]
@@ -148,6 +239,12 @@ CASES: list[tuple[tw.Kernel, Callable[..., np.ndarray], tuple[np.ndarray, ...]]]
     (statistics, _statistics, (X,)),
     (statistics, _statistics, (RNG.normal(0, 2, 97),)),
     (decaying, _decaying, (X * 9, X < 0.3)),
+    (put, _put, (X, ROWS)),
+    (added, _added, (X, ROWS)),
+    (crossed_stores, _crossed_stores, (X, ROWS, COLUMNS)),
+    (turned_stores, _turned_stores, (X,)),
+    (exchanged, _exchanged, (X[:5, 0, 0].copy(), np.array([3, 1, 0, 2]))),
+    (stores_in_loops, _stores_in_loops, (X, np.array([4, 0, 1, 3, 2], np.uint8))),
 ]
 
 
@@ -160,12 +257,24 @@ def test_indices(kernel: tw.Kernel, reference: Callable[..., np.ndarray], given:
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_places_outside_are_refused(device: str) -> None:
+    for wrong in (9, -10):
+        with pytest.raises(tw.TilewrightError, match=f"index {wrong + 9 if wrong < 0 else wrong}|outside"):
+            put(X, np.array([0, 1, wrong, 2, 3]), device=device)
+    with pytest.raises(tw.UserError, match="axis 0 of 'rows' is 2"):
+        added(X[:5], np.array([0, 1]), device=device)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_has_code(target: str) -> None:
     single = X.astype(np.float32)
     assert distances.compile(single[:, :, 0].copy(), single[1:4, :, 1].copy(), target=target).launches
     assert between.compile(single, ROWS, COLUMNS, target=target).launches
     assert statistics.compile(single, target=target).launches
+    assert added.compile(single, ROWS, target=target).launches
+    assert put.compile(single, ROWS, target=target).launches
+    assert turned_stores.compile(single, target=target).launches
 
 
 # -- axes of extent 1 -------------------------------------------------------------------------------------------------
@@ -250,11 +359,12 @@ WRONG = {
     "return x[m > 0]": ("TW003", "its mask has rank 2"),
     "return m[x > 0, 0]": ("TW005", "a mask is the only index"),
     "return x[y]": ("TW009", "must hold integers, got f64"),
-    "out = x * 1\n    out[rows] = 1\n    return out": ("TW005", "several may be one"),
     "out = x * 1\n    out[:, None] = 1\n    return out": ("TW005", "None in what is written"),
     "return x[::0]": ("TW016", "other than 0"),
     "return x[3:0:-1]": ("TW005", "x[a:b][::-1]"),
-    "out = x * 1\n    out[::-1] = x\n    return out": ("TW005", "such a step"),
+    "out = tw.zeros((5, 2), x.dtype)\n    out[x > 0, 0] = 1\n    return out": ("TW005", "a mask and something else"),
+    "out = tw.zeros(5, x.dtype)\n    out[x] = 1\n    return out": ("TW009", "an array of indices must hold integers, got f64"),
+    "out = tw.zeros(5, x.dtype)\n    out[rows] = m\n    return out": ("TW003", "the part of 'out' has rank 1, and the value has rank 2"),
     "return x[rows, 0]": ("TW003", "rank 1 but is indexed with 2"),
 }
 

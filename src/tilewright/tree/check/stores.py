@@ -34,6 +34,8 @@ from tilewright.tree.typed import (
     Expr,
     IndexRef,
     LoopVar,
+    Picked,
+    SizeValue,
     Stmt,
     Store,
     TypedIf,
@@ -91,7 +93,10 @@ class StoreChecker:
         if isinstance(array, ArrayInfo) and len(nodes) == 1 and arrays and arrays[0].dtype.is_bool:
             self.store_masked(stmt, array, lead, arrays[0])
             return
-        self.only_places(base, nodes, bool(arrays))
+        self.only_places(base, nodes, array if isinstance(array, ArrayInfo) else None, arrays)
+        if isinstance(array, ArrayInfo) and arrays:
+            self.store_picked(stmt, base, array, lead, nodes, arrays)
+            return
         if any(isinstance(n, syntax.Slice) for n in nodes) or (array is not None and len(nodes) + len(lead) < len(array.shape)):
             self.store_part(stmt, base, array if isinstance(array, ArrayInfo) else None, nodes)
             return
@@ -122,17 +127,19 @@ class StoreChecker:
             self.context.spread.guards.append(())
             self.context.out += self.once([store], set(), stmt.span)
 
-    def only_places(self, base: syntax.Expr, nodes: Sequence[syntax.Expr], has_arrays: bool) -> None:
-        """What is written are elements, each once."""
+    def only_places(self, base: syntax.Expr, nodes: Sequence[syntax.Expr], array: ArrayInfo | None, arrays: Mapping[int, Expr]) -> None:
+        """What is written are elements of an array whose extents are known."""
         for node in nodes:
             if isinstance(node, syntax.Nothing | syntax.Rest):
                 what = "None" if isinstance(node, syntax.Nothing) else "'...'"
                 raise self.context.fail("TW005", f"an index of {what} in what is written", node.span, "write x[…] with an index or a slice for each axis")
-        if has_arrays:
-            name = base.id if isinstance(base, syntax.Name) else "this"
+        name = base.id if isinstance(base, syntax.Name) else "this"
+        if arrays and any(value.dtype.is_bool for value in arrays.values()):
+            raise self.context.fail("TW005", f"'{name}' is written with a mask and something else as indices", nodes[0].span, "a mask is the only index; choose elements with tw.where")
+        if arrays and (array is None or self.sizes.implicit(array)):
             raise self.context.fail(
-                "TW005", f"'{name}' is written at the places that an array holds, of which several may be one", nodes[0].span,
-                f"write the elements in a loop: for i in range(len(rows)): {name}[rows[i]] = …",
+                "TW005", f"'{name}' is written at the places that an array holds, and nothing says how large it is", nodes[0].span,
+                f"give it an extent: zeros(…), or inout {name}; or write the elements in a loop",
             )  # fmt: skip
 
     def attempted(self, target: syntax.Index) -> None:
@@ -199,6 +206,48 @@ class StoreChecker:
             limits.append(tuple(dict.fromkeys((*bounds, *place.limits[position]))))
         self.write_part(stmt, array, place, value, axes, extents, limits, steps)
 
+    def store_picked(
+        self, stmt: syntax.Assign, base: syntax.Expr, array: ArrayInfo, lead: tuple[Expr, ...], nodes: Sequence[syntax.Expr], arrays: dict[int, Expr]
+    ) -> None:  # fmt: skip
+        """`array[rows, a:b] = value`: where several places are one, the last value stays; with an operator all of them are combined."""
+        span = stmt.span
+        given = len(nodes) + len(lead)
+        if given > array.rank:
+            raise self.context.fail("TW003", f"'{array.name}' has rank {array.rank - len(lead)} but is indexed with {len(nodes)} indices", span)
+        value = self.expressions.expr(stmt.value)
+        self.learn_shared(base, value, span)
+        place = self.expressions.picks.picked(array.name, array, lead, nodes, arrays, span)
+        assert isinstance(place, Picked)
+        self.arrays.written.add(array.name)
+        rank, wanted = len(value.shape), len(place.shape)
+        if rank > wanted:
+            raise self.context.fail("TW003", f"the part of '{array.name}' has rank {wanted}, and the value has rank {rank}", span)
+        axes: list[int | None] = [*([None] * (wanted - rank)), *range(rank)]
+        limits = [tuple(bounds) for bounds in limits_of(place)]
+        for position, axis in enumerate(axes):
+            if axis is None or value.shape[axis] == ONE:
+                continue
+            if place.shape[position] != value.shape[axis]:
+                self.sizes.meet(value.shape[axis])
+                self.sizes.make_equal(place.shape[position], value.shape[axis], span)
+            limits[position] = tuple(dict.fromkeys((*limits_of(value)[axis], *limits[position])))
+        self.write_part(stmt, array, place, value, axes, list(place.shape), limits, (1,) * wanted)
+
+    def target(self, place: Expr, indices: Sequence[Expr], steps: Sequence[int], span: Span) -> tuple[Expr, ...]:
+        """The element of the array that an element of a part is."""
+        if isinstance(place, Picked):
+            inner = self.elements.places(place, indices, span)
+            return self.target(place.value, inner, (1,) * len(inner), span)
+        if isinstance(place, Element):
+            return place.indices
+        if not isinstance(place, TypedView):
+            return tuple(indices)
+        starts = list(place.starts)
+        for axis, index, step in zip(place.kept, indices, steps, strict=True):
+            moved = index if step == 1 else self.typing.binary("*", index, self.typing.literal(step, span), span)
+            starts[axis] = self.elements.shifted(starts[axis], moved, span)
+        return tuple(starts)
+
     def store_masked(self, stmt: syntax.Assign, array: ArrayInfo, lead: tuple[Expr, ...], mask: Expr) -> None:
         """`array[mask] = value`: elements where the mask does not hold keep their values."""
         span = stmt.span
@@ -226,15 +275,19 @@ class StoreChecker:
     ) -> tuple[TypedView, tuple[int, ...]]:  # fmt: skip
         """A part that is written with steps: as many elements as it has then, and the steps of its axes."""
         steps: list[int] = []
+        starts = list(place.starts)
         for axis in place.kept:
             node = nodes[axis - len(lead)] if axis - len(lead) < len(nodes) else None
             step = self.expressions.picks.step(node) if isinstance(node, syntax.Slice) else 1
-            if node is not None and (step < 0 or (step > 1 and self.sizes.implicit(array))):
+            position = len(steps)
+            if node is not None and step != 1 and (self.sizes.implicit(array) or (step < 0 and place.limits[position])):
                 raise self.context.fail("TW005", "a slice with such a step in what is written", node.span, "write the elements in a loop over range(start, stop, step)")
+            if node is not None and step < 0:
+                starts[axis] = self.elements.shifted(starts[axis], SizeValue(place.shape[position] - 1, span=node.span), node.span)
             steps.append(step)
-        shape = tuple(extent if step == 1 else ceildiv(extent, step) for extent, step in zip(place.shape, steps, strict=True))
+        shape = tuple(extent if step == 1 else ceildiv(extent, abs(step)) for extent, step in zip(place.shape, steps, strict=True))
         limits = tuple(tuple(every(bound, step) for bound in bounds) for bounds, step in zip(place.limits, steps, strict=True))
-        return replace(place, shape=shape, limits=limits), tuple(steps)
+        return replace(place, starts=tuple(starts), shape=shape, limits=limits), tuple(steps)
 
     def store_axes(self, array: ArrayInfo, value: Expr, place: TypedView, span: Span) -> list[int | None]:
         """For each axis of the part that is written, that of the value (None: it repeats)."""
@@ -246,7 +299,7 @@ class StoreChecker:
         return [None] * (wanted - rank) + list(range(rank))
 
     def write_part(
-        self, stmt: syntax.Assign, array: ArrayInfo, place: TypedView, value: Expr, axes: list[int | None], extents: list[Size],
+        self, stmt: syntax.Assign, array: ArrayInfo, place: TypedView | Picked, value: Expr, axes: list[int | None], extents: list[Size],
         limits: list[tuple[Expr, ...]], steps: Sequence[int],
     ) -> None:  # fmt: skip
         span, spread = stmt.span, self.context.spread
@@ -268,16 +321,13 @@ class StoreChecker:
         at = [by_axis.get(axis, self.typing.literal(0, span)) for axis in range(rank)]
         with self.context.inside(element_vars) as before:
             element = self.elements.element(value, at, span) if rank else value
-            starts = list(place.starts)
-            for axis, index, step in zip(place.kept, indices, steps, strict=True):
-                moved = index if step == 1 else self.typing.binary("*", index, self.typing.literal(step, span), span)
-                starts[axis] = self.elements.shifted(starts[axis], moved, span)
-            if self.sizes.implicit(array):
+            starts = self.target(place, indices, steps, span)
+            if isinstance(place, TypedView) and self.sizes.implicit(array):
                 self.reach_part(array, place, extents, limits, span)
-            kind, element = self.store_kind(stmt, array, tuple(starts), element)
+            kind, element = self.store_kind(stmt, array, starts, element)
             element = self.typing.assignable(element, array.dtype, f"'{array.name}'", span)
-        body: list[Stmt] = [*before, Store(array, tuple(starts), element, kind, span=span)]
-        read = self.overlapping(array, tuple(starts), element_vars, body)
+        body: list[Stmt] = [*before, Store(array, starts, element, kind, span=span)]
+        read = self.overlapping(array, starts, element_vars, body)
         if read is not None:
             if spread is not None or self.context.in_grid or not element_vars:
                 raise self.context.fail("TW005", f"this reads elements of '{array.name}' while others are written", read.span, "write to another array")
@@ -390,4 +440,6 @@ def with_indices(expr: Expr, moved: Mapping[LoopVar, LoopVar]) -> Expr:
         return replace(expr, var=moved.get(expr.var, expr.var))
     if isinstance(expr, Apply):
         return replace(expr, args=tuple(with_indices(a, moved) for a in expr.args))
+    if isinstance(expr, Element):
+        return replace(expr, indices=tuple(with_indices(index, moved) for index in expr.indices))
     return replace(expr, value=with_indices(expr.value, moved)) if isinstance(expr, Cast) else expr

@@ -15,7 +15,7 @@ export TILEWRIGHT_REQUIRE ?= cpu,emulator
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-models fuzz lint bench clean
+.PHONY: help setup demo docs test test-fast test-models fuzz lint bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ bench: setup ## compare with NumPy, PyTorch and Numba on this machine
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),bench]'
 	$(BIN)/tilewright bench cpu
 	$(if $(DRIVER),$(BIN)/tilewright bench gpu)
+
+docs: setup ## build the site of the documents, with the API reference and search, into build/site
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python tools/api_reference.py --write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 clean: ## remove what was built, but not the virtual environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

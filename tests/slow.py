@@ -109,6 +109,7 @@ SLOW = (
     "unit/test_examples_clean.py",
     "unit/test_pages.py",
     "unit/test_replay.py",
+    "unit/test_site.py",
     "unit/zyn",
 )
 

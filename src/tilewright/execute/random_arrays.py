@@ -81,6 +81,7 @@ class RandomFunctions:
 
 
 random = RandomFunctions()
+"""Random numbers by seed and index, in kernels and as arrays."""
 
 
 # -- kernels --------------------------------------------------------------------------------------------------------

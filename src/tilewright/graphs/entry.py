@@ -70,3 +70,4 @@ class GraphEntry:
 
 
 graph = GraphEntry()
+"""Tensor graphs: `tw.graph.ops()`, `tw.graph.register(…)`, `tw.graph.from_onnx(…)`. Called with a function, it records one."""

@@ -24,6 +24,7 @@ Fragment = tuple[Any, ...]
 """Numbers in the registers of a warp's threads."""
 
 inf = float("inf")
+"""Infinity."""
 
 
 def refuse(name: str, explicit: bool = False) -> NoReturn:
@@ -151,6 +152,7 @@ class Grid(SizedAxes):
 
 
 grid = Grid("grid")
+"""`for i, j in tw.grid(rows, cols):` has iterations that may run in any order. In an explicit kernel: the thread's index in the whole grid; `grid.size`: its blocks along each axis."""
 thread = Axes("thread")
 """The thread's index in its block."""
 block = SizedAxes("block")
@@ -214,7 +216,9 @@ class _Cluster:
 
 
 warp = _Warp()
+"""The thread's warp: `warp.size` is how many threads it has."""
 cluster = _Cluster()
+"""The thread block's cluster, on Hopper and later: its size, and this block's rank in it."""
 
 
 def device(function: F) -> F:

@@ -107,3 +107,35 @@ POOL_HOMES = 1152
 POOL_GIVENS = POOL_HOMES + POOL_STEERED * POOL_CORE_BYTES
 """…and those without the one it is kept off."""
 POOL_BYTES = POOL_GIVENS + POOL_STEERED * POOL_CORE_BYTES
+
+# Tensors of PyTorch in host memory (`codegen/host/tensor_entry.py`). The symbol of the table of what is known of PyTorch, and of the functions:
+TENSORS = "tilewright_tensor_table"
+TENSORS_CALL, TENSORS_ADOPT, TENSORS_RELEASE = "tilewright_tensors", "tilewright_adopt", "tilewright_release"
+TENSOR_MOST_RANK = 8
+TENSOR_MOST_DTYPES = 64
+TENSOR_RESULT_BYTES = 24
+"""Of a row of the table of results: NumPy's dtype, its type of numbers, DLPack's dtype. A row of zeros ends it."""
+# Offsets in that table, one word each.
+TENSOR_TYPE = 0
+TENSOR_PARAMETER = 8
+TENSOR_OFFSET = 16
+"""Of the tensor in its Python object."""
+TENSOR_KEYS = 24
+"""Of the word, in what that points to, that says which of PyTorch's layers a tensor passes through."""
+TENSOR_PLAIN = 32
+"""That word of tensors in host memory that are what their memory says…"""
+TENSOR_INFERENCE = 40
+"""…and of those that were made in inference mode."""
+TENSOR_GRADIENT = 48
+"""Of a word that is 0 for tensors that never had to do with gradients; 0 where none is known."""
+TENSOR_DTYPES = 56
+"""Where, for each of PyTorch's dtypes by number, NumPy's dtype and the bytes of an element are; zeros for those NumPy has not."""
+TENSOR_RESULTS = 64
+TENSOR_ADOPT = 72
+"""DLPack's function that makes a tensor; 0 where PyTorch has none."""
+TENSOR_PYTHON = 80
+"""The Python function that makes one."""
+TENSOR_DATA, TENSOR_DIM, TENSOR_SIZES, TENSOR_STRIDES, TENSOR_DTYPE = 88, 96, 104, 112, 120
+TENSOR_GRADIENTS_ON = 128
+TENSOR_REQUIRES = 136
+TENSOR_BYTES = 144

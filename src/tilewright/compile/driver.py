@@ -153,8 +153,20 @@ def _memory_code() -> bytes:
     return _kept_code("memory", build, abi_key())
 
 
+def _tensor_code() -> bytes:
+    """The machine code that lends tensors of PyTorch to entry stubs."""
+
+    def build(target: Target) -> bytes:
+        from tilewright.codegen.host.tensor_entry import tensor_object
+
+        return tensor_object(target)
+
+    return _kept_code("tensors", build, abi_key())
+
+
 cpu_pool.provide_code(_pool_code)
 machine_code.provide("memory", _memory_code)
+machine_code.provide("tensors", _tensor_code)
 
 
 def cache_key(function: Function, signature: Signature, target: Target) -> str:

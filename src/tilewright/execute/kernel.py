@@ -44,6 +44,7 @@ from tilewright.runtime.core.entry import Entry, arranger
 from tilewright.runtime.core.streams import FAST_PATH_OFF, host_recorder, is_capturing
 from tilewright.runtime.exchange.host_tensors import as_array, as_tensor, has_host_tensors
 from tilewright.runtime.exchange.libraries import is_tensor
+from tilewright.runtime.exchange.tensor_calls import tensor_call
 from tilewright.runtime.memory.packed_array import PackedArray
 from tilewright.tree.metadata import DeviceTarget, KernelMetadata, read_attributes
 from tilewright.tree.syntax import Function, KernelAttribute
@@ -136,6 +137,8 @@ class Kernel(Entry, Generic[P, R]):
         message = wrong_signature(function)
         if message:
             raise UserError.at("TW009", message, self.function.span)  # unless reading it finds the very place
+        self._takes_tensors = False
+        """Whether a call had tensors in host memory."""
         self._launch: Callable[..., object] | None = None
         """Machine code for calls on GPUs, once there is some."""
         self.packed = packed or {}
@@ -270,6 +273,9 @@ class Kernel(Entry, Generic[P, R]):
                 self.forget_programs()
         if (not FAST_PATH_OFF.value or not is_capturing() or host_recorder() is not None) and has_host_tensors([*values.values(), out]):
             result = self.runner.run({n: as_array(v) for n, v in values.items()}, device, as_array(out))
+            self._takes_tensors = True
+            if asked is None and not self.asynchronous and not FAST_PATH_OFF.value and array_device(device) is None:
+                self._take_stub(device)
             return as_tensor(result) if out is None else out
         result = self.runner.run(values, device, out)
         if self.asynchronous or FAST_PATH_OFF.value:
@@ -278,14 +284,23 @@ class Kernel(Entry, Generic[P, R]):
             # The arrays of a call say where it goes.
             if self.device is None or find_device(self.device).id == device.id:
                 self._take_launches(device)
-        elif asked is None and self.device in (None, device.id) and default_device() == device.id:
-            # From now on calls like this one go straight to the code that just ran.
-            entry = self.runner.entry(device, self._launch or self._rest())
-            if entry is not None:
-                self._go_straight(entry)
-                _direct.add(self)
-                _leave_while_special()
+        elif asked is None:
+            self._take_stub(device)
         return result
+
+    def _take_stub(self, device: Device) -> None:
+        """From now on calls like the latest go straight to the code that just ran, where its device is the usual one."""
+        if self.device not in (None, device.id) or default_device() != device.id:
+            return
+        calls = self.runner.calls(device)
+        entry = calls.entry(device, self._launch or self._rest())
+        if entry is None:
+            return
+        direct = calls.direct if self._takes_tensors else None
+        lending = tensor_call(direct, entry) if direct is not None else None
+        self._go_straight(lending or entry)
+        _direct.add(self)
+        _leave_while_special()
 
     def _quick_tensors(self, args: tuple[object, ...], keywords: dict[str, object]) -> object:
         """A call with tensors in host memory like those made before, on the CPU; `NotImplemented` when it is another one."""
@@ -298,6 +313,9 @@ class Kernel(Entry, Generic[P, R]):
             return NotImplemented
         arrays = [as_array(value) for value in args]
         result = direct(*arrays) if out is None else direct(*arrays, out=as_array(out))
+        if result is not NotImplemented and (not self._takes_tensors or self not in _direct):
+            self._takes_tensors = True
+            self._take_stub(find_device("cpu"))
         return result if result is NotImplemented else as_tensor(result) if out is None else out
 
     def _take_launches(self, device: Device) -> None:

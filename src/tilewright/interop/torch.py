@@ -2,7 +2,7 @@
 
 In: a kernel, and optionally how its gradients are computed. Out: an operator registered with `torch.library`, for CPU and CUDA
 tensors: it works eagerly, under `torch.compile(fullgraph=True)` (the shapes of its results are known without running it, symbolic
-ones too), inside CUDA graphs, and with autograd where it has a backward. Tensors are shared, not copied; results are allocated by
+ones too), inside CUDA graphs, and with autograd where it has a backward; where it has none, a backward through it raises. Tensors are shared, not copied; results are allocated by
 PyTorch. PyTorch is loaded when the first operator is made.
 """
 
@@ -101,9 +101,8 @@ class _Operator:
         library.impl(operator, self.on_cpu, "CPU")
         library.impl(operator, self.on_cuda, "CUDA")
         torch.library.register_fake(self.name, self.fake, lib=library)
-        if backward is not None:
-            chosen, setup = self.gradients(backward, setup_context)
-            torch.library.register_autograd(self.name, chosen, setup_context=setup, lib=library)
+        chosen, setup = self.gradients(backward, setup_context) if backward is not None else (self.no_gradients, None)
+        torch.library.register_autograd(self.name, chosen, setup_context=setup, lib=library)
         return getattr(getattr(torch.ops, namespace), operator)
 
     # -- results ------------------------------------------------------------------------------------------------
@@ -180,6 +179,13 @@ class _Operator:
         return self.returned(made)
 
     # -- gradients ----------------------------------------------------------------------------------------------
+
+    def no_gradients(self, ctx: Any, *gradients: Any) -> Any:
+        """The backward of an operator that was given none. PyTorch's own would leave gradients out and say nothing."""
+        raise UserError.at(
+            "TW016", f"{self.name} has no backward, and a gradient is asked for that goes through it", self.function.span,
+            "give tw.torch_op(..., backward=...), or call it under torch.no_grad() or with tensor.detach()",
+        )  # fmt: skip
 
     def gradients(self, backward: Any, setup_context: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         if isinstance(backward, Kernel):

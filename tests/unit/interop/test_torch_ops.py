@@ -126,3 +126,16 @@ def test_errors() -> None:
         tw.torch_op(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="backward= is a int"):
         fresh(axpy, backward=3)
+
+
+def test_without_backward_gradients_raise() -> None:
+    op = fresh(axpy)
+    x, y = torch.ones(2, 3, requires_grad=True), torch.ones(3)
+    for result in (op(2.0, x, y), op(2.0, x, y) * x):
+        with pytest.raises(UserError, match="has no backward"):
+            result.sum().backward()
+        assert x.grad is None
+    with torch.no_grad():
+        assert not op(2.0, x, y).requires_grad
+    assert not op(2.0, x.detach(), y).requires_grad
+    assert op(2.0, x, y).requires_grad

@@ -152,7 +152,8 @@ class CpuCalls(KernelCalls):
 
     @property
     def direct(self) -> Entry | None:
-        return self._latest.call if self._latest is not None and self._tiered is None else None
+        # Quick code of tiers has no stub.
+        return self._latest.call if self._latest is not None and self._latest.artifact.host else None
 
     def entry_for(self, values: Mapping[str, object], device: Device, fallback: Entry) -> Entry | None:
         if device.partition is not None or any(isinstance(v, DeviceArray) for v in values.values()):

@@ -24,6 +24,7 @@ _FUNCTIONS = (
     "PyTuple_GetItem", "PyObject_Vectorcall", "PyObject_VectorcallMethod", "PyLong_AsUnsignedLongLong",
     "PyLong_AsUnsignedLongLongMask", "PyLong_FromUnsignedLongLong",
     "PyBytes_FromStringAndSize", "PyList_GetItem", "Py_IncRef", "Py_DecRef",
+    "PyErr_NoMemory", "Py_IsInitialized", "PyGILState_Ensure", "PyGILState_Release",
 )  # fmt: skip
 _OBJECTS: dict[str, object] = {
     "_Py_NotImplementedStruct": NotImplemented, "_Py_NoneStruct": None, "_Py_TrueStruct": True, "_Py_FalseStruct": False,

@@ -36,7 +36,7 @@ def as_array(value: Any) -> Any:
         return value
     if value.requires_grad and not sys.modules["torch"].is_grad_enabled():
         value = value.detach()  # a parameter under no_grad is a tensor like others
-    kind = _kinds().get(value.dtype)
+    kind = numpy_kinds().get(value.dtype)
     if kind is None or value.requires_grad:
         return from_dlpack(value)
     own, bits = kind
@@ -50,7 +50,7 @@ _Kinds = dict[Any, tuple[np.dtype, Any]]
 _known: tuple[object, _Kinds] = (None, {})
 
 
-def _kinds() -> _Kinds:
+def numpy_kinds() -> _Kinds:
     """For PyTorch's dtypes: those of NumPy, and the integers of the same size where NumPy has them from another library."""
     global _known
     torch: Any = sys.modules["torch"]

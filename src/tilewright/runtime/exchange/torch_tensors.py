@@ -20,6 +20,8 @@ QUESTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "dev
 _HEADER = object.__basicsize__
 _WORDS = 8
 """Words at the start of a tensor's implementation that are looked at; it has many more."""
+_KEY_WORDS = 22
+"""Words that are looked at for the one that tells plain tensors; the smallest implementation has as many."""
 _GETTER = _HEADER + 3 * 8
 """Where CPython's attribute descriptors keep the address of their definition: name, getter, setter, text, closure."""
 
@@ -35,6 +37,16 @@ class TensorAccess:
     """Addresses of the C functions, and of the getter of `requires_grad` as `tilewright_requires_grad`."""
     stream: int
     """Address of the function that gives the current stream of a device; 0 where PyTorch is without CUDA."""
+    keys: int = 0
+    """Of a word in what that points to: which of PyTorch's layers the tensor passes through; 0 where none is found."""
+    plain: int = 0
+    """That word of tensors in host memory that are what their memory says: not conjugated, negated, sparse, or of another device."""
+    inference: int = 0
+    """The same of those made in inference mode."""
+    gradients_on: int = 0
+    """Address of the function that says whether gradients are on in this thread; 0 where there is none."""
+    adopt: int = 0
+    """Address of DLPack's function that makes a tensor; 0 where PyTorch has none."""
 
 
 def tensor_access() -> TensorAccess | None:
@@ -57,7 +69,11 @@ def _access() -> TensorAccess | None:
         offset = _offset(torch.Tensor, examples)
         if not all(_agrees(library, functions, offset, tensor) for tensor in examples):
             return None
-        return TensorAccess(torch.Tensor, offset, _gradient(torch), functions, _stream_function(torch, folder))
+        enabled = getattr(library, "aoti_torch_grad_mode_is_enabled", None)
+        return TensorAccess(
+            torch.Tensor, offset, _gradient(torch), functions, _stream_function(torch, folder), *_keys(torch),
+            ctypes.cast(enabled, ctypes.c_void_p).value or 0 if enabled is not None else 0, _adopt(torch),
+        )  # fmt: skip
     except (OSError, AttributeError, KeyError, ValueError, RuntimeError):
         return None
 
@@ -109,6 +125,43 @@ def _gradient(torch: Any) -> int:
         if not any(word(t, index) for t in plain) and all(word(t, index) for t in with_gradient)
     ]  # fmt: skip
     return 8 * places[0] if len(places) == 1 else 0
+
+
+def _keys(torch: Any) -> tuple[int, int, int]:
+    """The word that tells plain tensors in host memory from all others, what it is for those, and for those made in inference mode. Zeros where not just one does."""
+    whole = torch.zeros(4, 6)
+    plain = [*_examples(torch), whole[1:, ::2], torch.nn.Parameter(torch.zeros(2)), torch.zeros(3, dtype=torch.complex64)]
+    plain += [torch.zeros(2, dtype=getattr(torch, name)) for name in ("float64", "float16", "int8", "uint8", "int32") if hasattr(torch, name)]
+    with torch.inference_mode():
+        inside = [torch.zeros(3), torch.zeros(2, 5, dtype=torch.int64), torch.zeros((), dtype=torch.bfloat16)]
+    complexes = torch.zeros(3, dtype=torch.complex64)
+    others = [torch._neg_view(torch.zeros(3)), complexes.conj(), complexes.conj().imag, torch.zeros(3, device="meta"), torch.zeros(3).to_sparse()]
+
+    def word(tensor: Any, index: int) -> int:
+        return ctypes.c_uint64.from_address(tensor._cdata + 8 * index).value
+
+    found: list[tuple[int, int, int]] = []
+    for index in range(2, _KEY_WORDS):
+        usual, within = {word(t, index) for t in plain}, {word(t, index) for t in inside}
+        if len(usual) == len(within) == 1 and not (usual | within) & {word(t, index) for t in others}:
+            found.append((8 * index, usual.pop(), within.pop()))
+    return found[0] if len(found) == 1 else (0, 0, 0)
+
+
+def _adopt(torch: Any) -> int:
+    """DLPack's function that makes a tensor of managed memory, where PyTorch offers its functions in C."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return 0
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+    try:
+        table = pointer(capsule, b"dlpack_exchange_api")
+    except (ValueError, ctypes.ArgumentError):
+        return 0
+    # A version of two numbers, an older table, then functions: an allocator, one from tensors, and the one to them.
+    if not table or ctypes.c_uint32.from_address(table).value != 1:
+        return 0
+    return ctypes.c_uint64.from_address(table + 32).value
 
 
 def _agrees(library: ctypes.CDLL, functions: dict[str, int], offset: int, tensor: Any) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # `support` is beside this file, `bench` beside `tests`.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
@@ -25,6 +26,11 @@ os.environ.setdefault("TILEWRIGHT_WARN", "off")
 
 # Compilers make many objects that live: looking for cycles among them so often would be a seventh of the time of all tests.
 gc.set_threshold(50_000, 10, 10)
+
+
+# A busy machine makes an example slow, not wrong. In CI Hypothesis draws the same examples each time.
+settings.register_profile("tilewright", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tilewright")
 
 
 def _cpu() -> str:

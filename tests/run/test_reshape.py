@@ -94,3 +94,15 @@ def test_axes_in_groups() -> None:
     assert quotient(n * d, n) == d
     assert quotient(n * 6, n * 2) == Size.of(3)
     assert quotient(n, ONE) == n
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("shapes", [((3, 1), (3, 4)), ((3, 4), (3, 4)), ((1, 4), (3, 1)), ((1,), (5,))])
+@pytest.mark.parametrize(
+    "block", ["out = x * 2 + y", "let z = x * 2 + y\n    out = z", "let z = x * 2\n    let w = z + y\n    out = w * 1"]
+)
+def test_axes_of_extent_one_repeat_in_compute_blocks(block: str, shapes: tuple[tuple[int, ...], ...], device: str, tmp_path: Path) -> None:
+    x, y = (np.random.default_rng(7).normal(0, 1, shape).astype(np.float32) for shape in shapes)
+    path = tmp_path / "repeat.zyn"
+    path.write_text(f"let b = compute(x, y) {{\n    {block}\n}}\n")
+    np.testing.assert_allclose(tw.load(str(path)).run(x=x, y=y, device=device)["b"], x * 2 + y, rtol=1e-6)

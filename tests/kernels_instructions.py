@@ -339,6 +339,15 @@ def product_transposed(a: tw.Array, b: tw.Array, c: tw.Array):
     tw.fragment_store(c, (0, 0), sums)
 
 
+@tw.gpu
+def product_wmma(a: tw.Array, b: tw.Array, c: tw.Array):
+    """The same by a shape of CUDA's WMMA."""
+    sums = tw.wmma_fill()
+    for k in range(0, a.shape[1], 16):
+        sums = tw.wmma_mma(tw.wmma_load(a, (0, k), "a"), tw.wmma_load(b, (k, 0), "b"), sums)
+    tw.wmma_store(c, (0, 0), sums)
+
+
 def matrices(dtype: object, total: object = np.float32, k: int = 32, turned: bool = False) -> Callable[[], list[np.ndarray]]:
     def make() -> list[np.ndarray]:
         rng = np.random.default_rng(2)
@@ -473,6 +482,7 @@ CASES: dict[str, Launch] = {
     "product_bf16": Launch(product, matrices(_BF16), 1, 32, 80, check_product),
     "product_tf32": Launch(product, matrices(np.float32), 1, 32, 80, check_product),
     "product_transposed": Launch(product_transposed, matrices(np.float16, k=16, turned=True), 1, 32, 80, check_product_transposed),
+    "product_wmma": Launch(product_wmma, matrices(np.float16), 1, 32, 75, check_product),
     "product_i8": Launch(integers, matrices(np.int8, np.int32), 1, 32, 80, check_product),
     "single": Launch(single, lambda: [_HALF.copy(), np.zeros(128, np.float32), np.zeros(128, np.float16)], 1, 32, 80, check_single),
     "stored": Launch(stored, lambda: [np.zeros(64, np.float16)], 1, 32, 90, check_stored),

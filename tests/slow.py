@@ -48,6 +48,7 @@ SLOW = (
     "run/test_warp_sizes.py",
     "run/test_while.py",
     "run/test_windows.py",
+    "run/test_wmma.py",
     "run/test_zyn_examples.py",
     "run/test_zyn_fused_blocks.py",
     "simt_gallery",

@@ -116,6 +116,9 @@ BODIES: list[tuple[str, str]] = [
      "c = tw.fragment_mma(a, b, tw.fragment_c(1, tw.i32), x.dtype)\ntw.fragment_store(m, (0, 0), c)"),
     ("fragment_c", "tw.fragment_store(m, (0, 0), tw.fragment_c(x[i], x.dtype))"),
     ("fragment_load", "c = tw.fragment_load(m, (0, 0))\nput(c[0])\ntw.fragment_store(m, (16, 16), c)"),
+    *(("wmma_mma", f"c = tw.wmma_fill({number})\na = tw.wmma_load(m, (0, 0), 'a', '{shape}')\nb = tw.wmma_load(m, (0, 0), 'b', '{shape}', transposed=True)\n"
+       f"c = tw.wmma_mma(a, b, tw.wmma_fill({number}))\ntw.wmma_store(m, (0, 0), c)")
+      for shape, number in (("m16n16k16", "0, 'm16n16k16'"), ("m32n8k16", "0, 'm32n8k16', tw.i32"), ("m8n32k16", "0, 'm8n32k16', tw.f32"), ("m16n16k8", ""))),
     ("mma_sync", "a = tw.u32(i)\nc = tw.f32(0)\nd = tw.mma_sync((a, a, a, a), (a, a), (c, c, c, c), x.dtype)\nput(d[0])"),
     ("mma_sync", "a = tw.u32(i)\nc = tw.i32(0)\nd = tw.mma_sync((a, a, a, a), (a, a), (c, c, c, c), x.dtype)\nput(d[0])"),
     ("mma_sync", "a = tw.f64(i)\nd = tw.mma_sync((a,), (a,), (a, a), x.dtype)\nput(d[0])"),

@@ -454,6 +454,10 @@ from tilewright.frontend.words import (
     wgmma as wgmma,
     wgmma_wait as wgmma_wait,
     where as where,
+    wmma_fill as wmma_fill,
+    wmma_load as wmma_load,
+    wmma_mma as wmma_mma,
+    wmma_store as wmma_store,
     zeros as zeros,
     zeros_like as zeros_like,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.base.dtypes import f8e4m3, f8e5m2, f32
+from tilewright.base.dtypes import f8e4m3, f8e5m2, f16, f32
 from tilewright.base.sizes import Size, is_computed, is_number
 from tilewright.ir.layouts import INSTRUCTIONS
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
@@ -39,6 +39,8 @@ def feature_of(op: Op) -> str:
         return INSTRUCTIONS[str(op.attrs["instruction"])].feature
     if op.opcode == "mma" and dtype_of(op.results[0].type) is f32 and op.attrs["dtype"] in (f8e4m3, f8e5m2):
         return "fp8"
+    if op.opcode == "mma" and op.attrs["dtype"] is f16 and "k" in op.attrs:
+        return "mma"
     if op.opcode == "prefetch" and op.attrs.get("bytes"):
         return "tma"
     return FEATURES.get(op.opcode, "")

@@ -264,19 +264,26 @@ MMA_EIGHT_BITS: dict[str, tuple[tuple[int, int, int], int, int, int]] = {
 """The same of floats of 8 bits. No pass uses these: Hopper makes them of f16, and has its own matrix instructions for them."""
 
 
+_MMA_DEPTHS = {"f64": (4, 8, 16), "i8": (16,), "u8": (16,), "f16": (8,)}
+"""What `k` may say."""
+
+
 def mma_shape(attrs: Attrs) -> tuple[tuple[int, int, int], int, int, int]:
-    """The same for one op. f64 has instructions of 16 rows too, from Hopper on: `k` says how much of the sum they take."""
+    """The same for one op. f64 has instructions of 16 rows too, from Hopper on: `k` says how much of the sum they take. i8, u8 and f16 have some that take
+    half as much as those above."""
     dtype, k = attrs["dtype"], attrs.get("k")
     assert isinstance(dtype, DType)
-    return ((16, 8, k), k // 2, k // 4, 4) if isinstance(k, int) else (MMA_SHAPES | MMA_EIGHT_BITS)[dtype.name]
+    if not isinstance(k, int):
+        return (MMA_SHAPES | MMA_EIGHT_BITS)[dtype.name]
+    return ((16, 8, k), k // 2, k // 4, 4) if dtype is f64 else ((16, 8, k), 2, 1, 4)
 
 
 def _mma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     dtype = attrs.get("dtype")
     if not isinstance(dtype, DType) or dtype.name not in MMA_SHAPES | MMA_EIGHT_BITS:
         raise _fail(f"dtype is one of {', '.join(MMA_SHAPES | MMA_EIGHT_BITS)}")
-    if "k" in attrs and (dtype is not f64 or attrs["k"] not in (4, 8, 16)):
-        raise _fail("k is 4, 8 or 16, for f64 only")
+    if "k" in attrs and attrs["k"] not in _MMA_DEPTHS.get(dtype.name, ()):
+        raise _fail("k is 4, 8 or 16 for f64, 16 for i8 and u8, 8 for f16")
     _, a, b, c = mma_shape(attrs)
     operand = Scalar(f64 if dtype is f64 else u32)
     wanted = Scalar(accumulator_dtype(dtype))
@@ -471,7 +478,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "that is.",
          _counted("pending", _same_scalars), "sync"),
     _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32. f8 needs a GPU that has it. f64 with `k` (4, 8, 16): the "
-         "instructions of 16 rows that Hopper has.", _mma, "sync"),
+         "instructions of 16 rows that Hopper has; i8 and u8 with `k` 16, f16 with 8 (from sm_75 on): half of the usual sum.", _mma, "sync"),
     _row("wave_mma", "`wave_mma %a…, %b…, %c {instruction}`: a matrix instruction of AMD's waves: the product of a 16 x k and a k x 16 matrix added to c. "
          "`ir/layouts.py` says which element lies where.", _wave_mma, "sync"),
     _row("ldmatrix", "`ldmatrix %t, %offset {count, trans}`: count 8x8 matrices of 16-bit elements from shared memory; lane l gives the place of "

@@ -26,7 +26,8 @@ EVERY = ASKED in ("1", "sample")
 SEED = SEED or f"{datetime.date.today():%Y%m%d}"
 TARGETS = ("cpu", "sm_75", "sm_80", "sm_90a", *(("x86-64-avx2", "x86-64-avx512", "aarch64-neon", "sm_89", "sm_100a", "sm_120") if EVERY else ()))
 ALIASES = {"sync_threads", "max", "min"}
-PARTS = {"fragment_a": "fragment_mma", "fragment_b": "fragment_mma", "fragment_store": "fragment_c", "tensor_map": "tma_load", "tma_store": "tma_load",
+PARTS = {"fragment_a": "fragment_mma", "fragment_b": "fragment_mma", "fragment_store": "fragment_c", "wmma_load": "wmma_mma",
+         "wmma_fill": "wmma_mma", "wmma_store": "wmma_mma", "tensor_map": "tma_load", "tma_store": "tma_load",
          "mbarrier_init": "mbarriers", "mbarrier_wait": "mbarriers", "mbarrier_expect": "bulk_load"}  # fmt: skip
 """Words that stand in the case of another."""
 

@@ -16,7 +16,7 @@ from tilewright.base import levels, registry
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.source import Span
-from tilewright.base.target import parse_target
+from tilewright.base.target import DEFAULT_NVPTX, NVPTX, parse_target
 from tilewright.compile.simt import prepare_simt
 from tilewright.execute.calls.index_checks import all_checked, check_flags
 from tilewright.execute.devices import Device, default_device, device_of, find_device
@@ -70,7 +70,8 @@ class ConfiguredKernel(Entry):
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
         _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
-        return prepare_simt(kernel.runner.built(found, self.config, vendor=vendor_of(chosen)).program, chosen)
+        target_of_warps = chosen if chosen.name in NVPTX else NVPTX[DEFAULT_NVPTX]
+        return prepare_simt(kernel.runner.built(found, self.config, vendor=vendor_of(chosen), target=target_of_warps).program, chosen)
 
     def __repr__(self) -> str:
         return f"<{self.kernel!r} on a grid of {self.config.grid} blocks of {self.config.block} threads>"

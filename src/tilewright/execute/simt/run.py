@@ -29,6 +29,7 @@ from tilewright.execute.simt.launches import Facts, KernelLaunches, Key, Repeats
 from tilewright.frontend.simt.build import LaunchShape
 from tilewright.frontend.simt.kernels import BuiltKernel, Parameter, SimtArg, build_kernel, read_parameters
 from tilewright.frontend.simt.source import FunctionSource, alternative, read_source
+from tilewright.frontend.simt.words_matrix import matrix_depth
 from tilewright.ir.nodes import Attr, Op, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import Tensor
@@ -74,6 +75,7 @@ class SimtRunner:
             vendor,
             facts,
             target.simt_warp,
+            matrix_depth(target),
         )
 
     def built(

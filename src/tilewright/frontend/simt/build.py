@@ -35,6 +35,7 @@ class LaunchShape:
             vendor,
             cluster,
         )
+        self.target = target
         self.warp_size = target.simt_warp
         self.ballot_bits = target.ballot_bits
         self.steps = steps

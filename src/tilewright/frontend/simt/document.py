@@ -105,6 +105,21 @@ multiply[1, 32](a, np.ascontiguousarray(a.T), c, device="emulator")
 print(np.array_equal(c, a.astype(np.float32) @ a.T.astype(np.float32)))  # True
 ```
 
+The same for a shape of CUDA's WMMA: 8 x 32 results, whose fragments know what they are.
+
+```python
+@tw.gpu
+def multiply_wide(a: tw.Array, b: tw.Array, c: tw.Array):
+    sums = tw.wmma_fill(0.0, "m8n32k16")
+    for k in range(0, a.shape[1], 16):
+        sums = tw.wmma_mma(tw.wmma_load(a, (0, k), "a", "m8n32k16"), tw.wmma_load(b, (k, 0), "b", "m8n32k16"), sums)
+    tw.wmma_store(c, (0, 0), sums)
+
+wide, c = np.ones((32, 32), np.float16), np.zeros((8, 32), np.float32)
+multiply_wide[1, 32](a[:8], wide, c, device="emulator")
+print(np.array_equal(c, a[:8].astype(np.float32) @ wide.astype(np.float32)))  # True
+```
+
 Bytes come to shared memory by the copy engine while threads do something else; an mbarrier says when they are there.
 
 ```python

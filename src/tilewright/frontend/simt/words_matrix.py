@@ -2,16 +2,19 @@
 
 A fragment is a tuple of numbers that only the words here look into. `fragment_a` is 16 rows of a first factor, `fragment_b` 16 columns
 of a second one, `fragment_c` 16 x 16 sums; along the sum they have 16 elements of f16 or bf16, 8 of f32 (which counts as tf32), 32 of
-i8, u8 or 8-bit floats. `mma_sync` and `ldmatrix` are the single instructions below that, on registers as NVIDIA's manual lays them out.
+i8, u8 or 8-bit floats. `wmma_load` and its relatives have the shapes of CUDA's WMMA; their fragments know shape and dtype, and are made of the registers
+of `mma`. `mma_sync` and `ldmatrix` are the single instructions below that, on registers as NVIDIA's manual lays them out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, f32, f64, i32, i64, u32
+from tilewright.base.dtypes import DType, f16, f32, f64, i32, i64, u32
+from tilewright.base.record import record
+from tilewright.base.target import Target
 from tilewright.frontend.simt.build import Emitter
-from tilewright.frontend.simt.values import NOTHING, MemoryValue, NumberValue, Seq, Val, describe
+from tilewright.frontend.simt.values import NOTHING, MemoryValue, NumberValue, RecordValue, Seq, Val, describe
 from tilewright.frontend.simt.words import BoundArguments, element, word
 from tilewright.frontend.simt.words_memory import emit, offset
 from tilewright.ir.layouts import MMA_LANES
@@ -138,6 +141,162 @@ def _fragment_store(e: Emitter, args: BoundArguments) -> Val:
         )
     for item, place in zip(items, _sum_places(e, row, column), strict=True):
         e.b.multi("store", memory.value, *place, e.use(e.number(item), memory.type.dtype))
+    return NOTHING
+
+
+# -- shapes of CUDA's WMMA ------------------------------------------------------------------------------------------
+
+WMMA_SHAPES = {"m16n16k16": (16, 16, 16), "m32n8k16": (32, 8, 16), "m8n32k16": (8, 32, 16), "m16n16k8": (16, 16, 8)}
+"""By name: m, n, k."""
+_WMMA_DTYPES = ("f16", "bf16", "f32", "i8", "u8")
+
+
+@record
+class WmmaFragment:
+    """What a fragment is: a part of a product of that shape."""
+
+    part: str
+    m: int
+    n: int
+    k: int
+    """Of sums: 0."""
+    dtype: DType
+
+    @property
+    def __name__(self) -> str:
+        extents = {"a": (self.m, self.k), "b": (self.k, self.n), "c": (self.m, self.n)}[self.part]
+        return f"{self.dtype} fragment {self.part} of {extents[0]} x {extents[1]}"
+
+    @property
+    def turned(self) -> bool:
+        """Whether the transposed product is computed: instructions have 16 rows and 8 columns."""
+        return self.m == 8
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Instructions along rows and columns."""
+        m, n = (self.n, self.m) if self.turned else (self.m, self.n)
+        return m // 16, n // 8
+
+
+def matrix_depth(target: Target) -> int:
+    """How many products of f16 an instruction adds up at once: Turing's fewer than those after it."""
+    return 8 if target.has("mma") and not target.has("bf16") else 16
+
+
+def _wmma_shape(e: Emitter, args: BoundArguments) -> tuple[int, int, int]:
+    return WMMA_SHAPES[e.text(args["shape"], "the shape", tuple(WMMA_SHAPES))] if "shape" in args else WMMA_SHAPES["m16n16k16"]
+
+
+def _wmma(e: Emitter, val: Val, what: str, parts: str) -> tuple[WmmaFragment, list[Value]]:
+    """What a fragment is, and its registers."""
+    if not isinstance(val, RecordValue) or not isinstance(val.kind, WmmaFragment) or val.kind.part not in parts:
+        raise e.fail(f"{what} is {describe(val)}, not a fragment {parts}", "make it with tw.wmma_load(...), tw.wmma_fill(...) or tw.wmma_mma(...)", "TW009")
+    return val.kind, [e.use(e.number(item)) for item in val.items]
+
+
+def _wmma_value(e: Emitter, kind: WmmaFragment, registers: Sequence[Value]) -> Val:
+    return RecordValue(kind, tuple(f"register {r}" for r in range(len(registers))), tuple(map(e.num, registers)))
+
+
+def _wmma_places(e: Emitter, kind: WmmaFragment, transposed: bool) -> list[list[tuple[Value, Value]]]:
+    """For each register, the rows and columns of its elements in the array."""
+    b, (group, inner) = e.b, _position(e)
+    first = (kind.part == "a") != kind.turned
+    found: list[list[tuple[Value, Value]]] = []
+
+    def at(across: int, along: int, base: Value) -> tuple[Value, Value]:
+        return b.add(group, b.index(across)), b.add(base, b.index(along))
+
+    if kind.part == "c":
+        base, (rows, columns) = b.mul(inner, b.index(2)), kind.blocks
+        for row, column in ((i, j) for i in range(rows) for j in range(columns)):
+            found += [[at(16 * row + 8 * (r // 2), 8 * column + r % 2, base)] for r in range(4)]
+        flipped = kind.turned
+    else:
+        per = 4 // kind.dtype.itemsize
+        base = b.mul(inner, b.index(per))
+        steps = kind.k // (4 * per)
+        for block in range(kind.blocks[0] if first else kind.blocks[1]):
+            # A first factor has two blocks of eight rows in turn, a second one eight columns.
+            halves = [(8 * (2 * block + half), step) for step in range(steps) for half in (0, 1)] if first else [(8 * block, step) for step in range(steps)]
+            found += [[at(across, 4 * per * step + j, base) for j in range(per)] for across, step in halves]
+        flipped = kind.part == "b"
+    return [[(y, x) if flipped != transposed else (x, y) for x, y in elements] for elements in found]
+
+
+@word("wmma_load")
+def _wmma_load(e: Emitter, args: BoundArguments) -> Val:
+    memory, (row, column) = _matrix(e, args)
+    part, (m, n, k), dtype = e.text(args["part"], "the part", ("a", "b", "c")), _wmma_shape(e, args), memory.type.dtype
+    if part == "c" and dtype not in (f32, i32):
+        raise e.fail(f"sums of tensor cores are f32 or i32, and {describe(memory)} holds {dtype}", code="TW009")
+    if part != "c" and (dtype.name not in _WMMA_DTYPES or (k == 8) != (dtype is f32)):
+        raise e.fail(
+            f"there is no matrix instruction m{m}n{n}k{k} of {dtype}", "f16, bf16, i8 and u8 have m16n16k16, m32n8k16 and m8n32k16, f32 (as tf32) has m16n16k8", "TW009"
+        )
+    kind = WmmaFragment(part, m, n, 0 if part == "c" else k, dtype)
+    b, registers = e.b, []
+    for elements in _wmma_places(e, kind, _is_transposed(e, args)):
+        items = [b.op("load", memory.value, b.add(row, y), b.add(column, x)) for y, x in elements]
+        if part == "c":
+            registers += items
+        else:
+            registers.append(b.bitcast(items[0], u32) if len(items) == 1 else b.op("to_bits", b.op("pack", *items)))
+    return _wmma_value(e, kind, registers)
+
+
+def _is_transposed(e: Emitter, args: BoundArguments) -> bool:
+    return bool("transposed" in args and e.truth(args["transposed"], "'transposed'").const)
+
+
+@word("wmma_fill")
+def _wmma_fill(e: Emitter, args: BoundArguments) -> Val:
+    dtype = e.dtype(args["dtype"], "dtype") if "dtype" in args else f32
+    if dtype not in (f32, i32):
+        raise e.fail(f"sums of tensor cores are f32 or i32, not {dtype}", code="TW009")
+    m, n, _ = _wmma_shape(e, args)
+    value = e.use(e.number(args["value"]), dtype) if "value" in args else e.b.const(0, dtype)
+    return _wmma_value(e, WmmaFragment("c", m, n, 0, dtype), [value] * 8)
+
+
+@word("wmma_mma")
+def _wmma_mma(e: Emitter, args: BoundArguments) -> Val:
+    (left, a), (right, b), (sums, c) = (_wmma(e, args[name], f"'{name}'", name) for name in "abc")
+    dtype = left.dtype
+    if (left.m, left.n, left.k, dtype) != (right.m, right.n, right.k, right.dtype):
+        raise e.fail(f"a is for m{left.m}n{left.n}k{left.k} of {dtype}, b for m{right.m}n{right.n}k{right.k} of {right.dtype}", code="TW009")
+    if (sums.m, sums.n, sums.dtype) != (left.m, left.n, accumulator_dtype(dtype)):
+        raise e.fail(
+            f"c has {sums.m} x {sums.n} sums of {sums.dtype}; those of a and b are {left.m} x {left.n} of {accumulator_dtype(dtype)}", code="TW009"
+        )
+    first, second = (b, a) if left.turned else (a, b)
+    rows, columns = left.blocks
+    one, other = len(first) // rows, len(second) // columns
+    attrs: dict[str, Attr] = {"dtype": dtype}
+    if dtype.itemsize == 1:
+        attrs["k"] = 16
+    halves = left.k // matrix_depth(e.launch.target) if dtype is f16 else 1
+    if halves == 2:
+        attrs["k"] = 8
+    results: list[Value] = []
+    for place in range(rows * columns):
+        row, column = divmod(place, columns)
+        left_registers, right_registers = first[one * row : one * (row + 1)], second[other * column : other * (column + 1)]
+        total = tuple(c[4 * place : 4 * place + 4])
+        for half in range(halves):
+            x, y = (part[half * len(part) // halves : (half + 1) * len(part) // halves] for part in (left_registers, right_registers))
+            total = emit(e, "mma", (*x, *y, *total), attrs)
+        results += total
+    return _wmma_value(e, sums, results)
+
+
+@word("wmma_store")
+def _wmma_store(e: Emitter, args: BoundArguments) -> Val:
+    memory, (row, column) = _matrix(e, args)
+    kind, registers = _wmma(e, args["c"], "'c'", "c")
+    for value, ((y, x),) in zip(registers, _wmma_places(e, kind, _is_transposed(e, args)), strict=True):
+        e.b.multi("store", memory.value, e.b.add(row, y), e.b.add(column, x), e.use(e.num(value), memory.type.dtype))
     return NOTHING
 
 

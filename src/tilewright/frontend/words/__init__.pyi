@@ -858,6 +858,18 @@ def fragment_load(array: Any, index: Index) -> Fragment:
 def fragment_store(array: Any, index: Index, c: Any) -> None:
     """Write 16 x 16 sums to a matrix, from row and column `index` on, rounded to its dtype."""
 
+def wmma_load(array: Any, index: Index, part: str, shape: str = "m16n16k16", transposed: bool = False) -> Fragment:
+    """The part a (m x k), b (k x n) or c (m x n) of a product, from row and column `index` of a matrix on (or of its transpose)."""
+
+def wmma_fill(value: Any = 0.0, shape: str = "m16n16k16", dtype: DType = f32) -> Fragment:
+    """m x n sums that all begin as that number: f32, or i32 for sums of integers."""
+
+def wmma_mma(a: Any, b: Any, c: Any) -> Fragment:
+    """c plus the product of a and b; gives the new sums."""
+
+def wmma_store(array: Any, index: Index, c: Any, transposed: bool = False) -> None:
+    """Write m x n sums to a matrix (or to its transpose), from row and column `index` on, rounded to its dtype."""
+
 def mma_sync(a: Any, b: Any, c: Any, dtype: DType) -> Fragment:
     """One matrix instruction of the warp, 16 x 8: four words of a, two of b, four sums."""
 

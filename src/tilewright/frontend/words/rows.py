@@ -390,7 +390,8 @@ SECTIONS = (
                 "Write an element of the same shared memory in the block with that rank.", ops="store_remote"),
     )),
     Section("Tensor cores", "A fragment is a tuple of numbers in the registers of a warp. Along the sum it has 16 elements of f16 or bf16, 8 of f32 (used "
-            "as tf32), 32 of i8, u8, f8e4m3 or f8e5m2.", (
+            "as tf32), 32 of i8, u8, f8e4m3 or f8e5m2. The words `wmma_…` are for the shapes of CUDA's WMMA: m16n16k16, m32n8k16 and m8n32k16 of f16 (from sm_75 on), bf16, "
+            "i8 and u8, m16n16k8 of f32. Where the elements of such a fragment lie is not said, as in CUDA; it knows its shape and dtype. Matrices may have any strides.", (
         WordRow("fragment_a", "(array: Any, index: Index, transposed: bool = False) -> Fragment",
                 "16 rows of a first factor, from row and column `index` of a matrix on (or of its transpose).", ops="load to_bits"),
         WordRow("fragment_b", "(array: Any, index: Index, transposed: bool = False) -> Fragment",
@@ -403,6 +404,13 @@ SECTIONS = (
                 "16 x 16 sums from row and column `index` of a matrix of f32 or i32 on.", ops="load"),
         WordRow("fragment_store", "(array: Any, index: Index, c: Any) -> None",
                 "Write 16 x 16 sums to a matrix, from row and column `index` on, rounded to its dtype.", ops="store"),
+        WordRow("wmma_load", "(array: Any, index: Index, part: str, shape: str = \"m16n16k16\", transposed: bool = False) -> Fragment",
+                "The part a (m x k), b (k x n) or c (m x n) of a product, from row and column `index` of a matrix on (or of its transpose).", ops="load to_bits"),
+        WordRow("wmma_fill", "(value: Any = 0.0, shape: str = \"m16n16k16\", dtype: DType = f32) -> Fragment",
+                "m x n sums that all begin as that number: f32, or i32 for sums of integers."),
+        WordRow("wmma_mma", "(a: Any, b: Any, c: Any) -> Fragment", "c plus the product of a and b; gives the new sums.", ops="mma"),
+        WordRow("wmma_store", "(array: Any, index: Index, c: Any, transposed: bool = False) -> None",
+                "Write m x n sums to a matrix (or to its transpose), from row and column `index` on, rounded to its dtype.", ops="store"),
         WordRow("mma_sync", "(a: Any, b: Any, c: Any, dtype: DType) -> Fragment",
                 "One matrix instruction of the warp, 16 x 8: four words of a, two of b, four sums.", ops="mma"),
         WordRow("ldmatrix", "(array: Any, index: Index, count: int = 4, trans: bool = False) -> Fragment",

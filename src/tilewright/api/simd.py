@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Generic, ParamSpec, overload
+from typing import TYPE_CHECKING, Generic, ParamSpec, overload
 
 from tilewright.base.errors import UserError
 from tilewright.execute.simt.kernels import GpuKernel
+from tilewright.runtime.core.entry import Entry
 
 P = ParamSpec("P")
 
 
-class CpuFunction(Generic[P]):
+class CpuFunction(Entry, Generic[P]):
     """A compiled serial function. Call it as it is written; `function[n](…)` runs it n times over the cores."""
 
     __simt_kernel__ = True
 
     def __init__(self, function: Callable[P, object], check: bool = False, unchecked: bool = False, optimize: str = "") -> None:
-        functools.update_wrapper(self, function)
         self.kernel: GpuKernel[P] = GpuKernel(function, device="cpu", check=check, unchecked=unchecked, optimize=optimize)
+        super().__init__(self.kernel[1, 1])
+        functools.update_wrapper(self, function)
 
-    def __call__(self, *args: P.args, **named: P.kwargs) -> None:
-        self.kernel[1, 1](*args, **named)
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **named: P.kwargs) -> None:
+            """Run it once, on the calling thread."""
 
     def __getitem__(self, count: object) -> Callable[..., object]:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:

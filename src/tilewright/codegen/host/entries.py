@@ -68,11 +68,15 @@ def _scalar_is_native(dtype: DType) -> bool:
     return dtype.is_bool or dtype.is_int or dtype.bits >= 32
 
 
-def host_ir(artifact: Artifact) -> str:
-    """LLVM text of the entry stub for the artifact's signature."""
+def host_ir(artifact: Artifact, fields: int = 3, special: bool = False) -> str:
+    """LLVM text of the entry stub for the artifact's signature. `fields`: words that describe an access outside an array. `special`: calls are handed on
+    while somebody records or watches."""
     arrays = [p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)]
     scalars = [p for p in artifact.inputs if isinstance(p, ScalarParam)]
     parts = [HEADER, *DECLARATIONS, conversions(), FRONT, ARRANGE]
+    parts.append(f'@outside.fields = private unnamed_addr constant [{fields + 1} x i8] c"{"L" * fields}\\00"')
+    if special:
+        parts.append("@tilewright_streams_special = external global i64")
     parts += [f"@tilewright_descr_{n} = external global i8" for n in sorted({p.dtype.name for p in arrays})]
     parts += [f"@tilewright_number_{n} = external global i8" for n in sorted({p.dtype.name for p in scalars if p.typed})]
     parts += [f'declare void @"{e}"(ptr, i64, i64) nonlazybind' for e in sorted({x.entry for x in artifact.launches})]
@@ -82,26 +86,26 @@ def host_ir(artifact: Artifact) -> str:
     if unsure or any(p.dtype.kind == "q" for p in arrays) or not all(_scalar_is_native(p.dtype) for p in scalars):
         parts.append("  br label %reject")
     else:
-        parts += _Stub(artifact).emit()
+        parts += _Stub(artifact, fields, special).emit()
     checked = CHECKED_STEPS if any("@checked." in part for part in parts) else ()
     parts += [REJECT, "}", *checked, ""]
     return "\n".join(parts)
 
 
-def host_object(artifact: Artifact, target: Target) -> bytes:
+def host_object(artifact: Artifact, target: Target, fields: int = 3, special: bool = False) -> bytes:
     """The stub as an object, empty where this interpreter takes no stubs. `target` is the machine we run on."""
     if not at.stubs_work():
         return b""
     # Straight-line code with one use of everything: LLVM's passes would multiply the compile time and gain nothing measurable.
-    return compile_object(host_ir(artifact), target, opt=0)
+    return compile_object(host_ir(artifact, fields, special), target, opt=0)
 
 
 class _Stub(StubEmitter):
     """Emits the body of one stub, front to back."""
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, fields: int = 3, special: bool = False) -> None:
         super().__init__()
-        self.artifact = artifact
+        self.artifact, self.fields, self.special = artifact, fields, special
         self.sizes = SizeEmitter(self.lines, {})
         self.data: dict[str, str] = {}
         """Data pointer of each array."""
@@ -124,6 +128,9 @@ class _Stub(StubEmitter):
         artifact = self.artifact
         self.start("entry")
         self._allocate_frame()
+        if self.special:
+            self.require(self.equal("i64", self.new("load atomic i64, ptr @tilewright_streams_special monotonic, align 8"), "0"))
+            self.settle()
         out = self._keyword()
         for position in artifact.absent:
             self.require(self.equal("ptr", self.load("ptr", "%args", 8 * position), "@_Py_NoneStruct"))
@@ -671,7 +678,7 @@ class _Stub(StubEmitter):
         stopped = self.new(f"call i32 @tilewright_interrupt_end(i32 {interrupts})")
         self.fork(self.equal("i32", stopped, "0"), "ran", "interrupted")
         self.start("ran")
-        found = [self.load("i64", self.data[FAILURE], 8 * field) for field in range(3)] if self.artifact.sites else []
+        found = [self.load("i64", self.data[FAILURE], 8 * field) for field in range(self.fields)] if self.artifact.sites else []
         self._free_scratch()
         if self.reports:
             self.require(self.equal("i64", self.new("load i64, ptr %report"), "0"))
@@ -703,7 +710,7 @@ class _Stub(StubEmitter):
         self.start("outside.raise")
         code = self.new(f"phi ptr [ %self, %{before} ], [ {code}, %outside.pair ]")
         values = ", ".join(f"i64 {value}" for value in found)
-        self.line(f"ret ptr {self.new(f'call ptr (ptr, ptr, ptr, ...) @PyObject_CallMethod(ptr {code}, ptr @outside.name, ptr @outside.form, {values})')}")
+        self.line(f"ret ptr {self.new(f'call ptr (ptr, ptr, ptr, ...) @PyObject_CallMethod(ptr {code}, ptr @outside.name, ptr @outside.fields, {values})')}")
         self.start("inside")
 
     def _interrupted(self, out: str) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilewright.base.errors import UserError
+from tilewright.codegen.host.interpreter import stubs_work
 from tilewright.compile.simt import compile_simt
+from tilewright.device_kinds.cpu.quick_launches import LAUNCHES_BEFORE, QuickLaunch, can_be_quick
 from tilewright.execute.calls.outputs import converted, keep
 from tilewright.execute.device import Device
 from tilewright.execute.simt.arguments import Leaf
@@ -40,6 +42,25 @@ class CpuLaunches(KernelLaunches):
         copy_back(back, arrays, built.written)
         if config.check:
             raise_failure(arrays[FAILURE], self.kernel.sites[key], built.kernel, config.grid)
+        if repeats is not None and repeats.may_be_fast and not back and self.kernel.plain and device.partition is None and stubs_work():
+            self._learn(repeats, args, config, device, built, key)
+
+    def _learn(self, repeats: Repeats, args: Sequence[SimtArg], config: LaunchConfig, device: Device, built: BuiltKernel, key: Key) -> None:
+        """Machine code for more launches like this one, once there were some."""
+        found = self.programs.get((device.id, (), *self.kernel.key(args, config, False, "cpu")))
+        if found is None or found[2] != key or not can_be_quick(found[0].artifact, config):
+            return
+        if repeats.fast is not None and not isinstance(repeats.fast, QuickLaunch):
+            return  # launches on a GPU are under way
+        place = ("cpu", *key)
+        made = repeats.calls.get(place)
+        if isinstance(made, int | None) and (made or 0) < LAUNCHES_BEFORE:
+            keep(repeats.calls, place, (made or 0) + 1)
+            return
+        if not isinstance(made, QuickLaunch):
+            made = QuickLaunch(found[0].artifact, built, self.kernel.sites.get(key, ()), config)
+            keep(repeats.calls, place, made)
+        repeats.fast, repeats.by_default = made, True
 
     def _launch(
         self, leaves: Sequence[Leaf], args: Sequence[SimtArg], config: LaunchConfig, device: Device

@@ -8,6 +8,7 @@ kernel. Launches on a GPU return at once unless they have to bring results back 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, ParamSpec, overload
@@ -19,7 +20,7 @@ from tilewright.base.source import Span
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX, parse_target
 from tilewright.compile.simt import prepare_simt
 from tilewright.execute.calls.index_checks import all_checked, check_flags
-from tilewright.execute.devices import Device, default_device, device_of, find_device
+from tilewright.execute.devices import Device, default_device, device_of, find_device, when_default_changes
 from tilewright.execute.simt.arguments import bind_parameters, read_leaves, split_values
 from tilewright.execute.simt.choices import LaunchChoice, checked_choices, choice_texts, with_constants
 from tilewright.execute.simt.config import LaunchConfig
@@ -40,6 +41,20 @@ _MOST_LAUNCHES = 1024
 """Configurations of a kernel that are remembered."""
 
 
+_direct: weakref.WeakSet[ConfiguredKernel] = weakref.WeakSet()
+"""Those whose launches go straight to machine code."""
+
+
+def _leave_direct_ways() -> None:
+    """The default device changed: who names no device may run elsewhere now."""
+    for known in list(_direct):
+        known.leave_direct_way()
+    _direct.clear()
+
+
+when_default_changes(_leave_direct_ways)
+
+
 class ConfiguredKernel(Entry):
     """A kernel with its grid and block: what `kernel[grid, block]` gives. Call it with the kernel's arguments."""
 
@@ -57,6 +72,13 @@ class ConfiguredKernel(Entry):
         if launch is not None and launch is not self._launch:
             self._launch = launch
             self.enter(launch)
+            if self._repeats.by_default:
+                _direct.add(self)
+
+    def leave_direct_way(self) -> None:
+        """The next launch is looked at again."""
+        self._launch, self._repeats.fast, self._repeats.by_default = None, None, False
+        self.enter(self._general_function)
 
     def compile(self, *args: object, target: str = "sm_90a", **named: object) -> Artifact:
         """The artifact for these arguments and this launch: PTX for GPU targets, an object for CPUs."""
@@ -246,6 +268,8 @@ class GpuKernel(Generic[P]):
         values = bind_parameters(self.__name__, self.parameters, args, named, self.span)
         flat = values if self.runner.plain else [part.value for part in split_values(self.parameters, values)]
         device = self.choose_device(flat, asked)
+        if device.kind == "cpu" and (asked is not None or asked_check is not None):
+            repeats = None  # this launch says nothing of others
         if asked_check is not None:
             config = replace(config, check=_flag("check", asked_check))
         elif not config.check and (all_checked() or not (self.unchecked or device.target.is_gpu)):

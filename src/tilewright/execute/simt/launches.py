@@ -45,6 +45,8 @@ class Repeats:
         self.name, self.may_be_fast = name, may_be_fast
         self.fast: FastLaunches | None = None
         """Set by a kind of device that has machine code for launches."""
+        self.by_default = False
+        """Whether the arguments of those launches do not say where they go, so that another default device would."""
         self.calls: dict[Key, Any] = {}
         """Launches on device arrays, by all that decides which code runs and with which sizes."""
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -89,3 +90,28 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert set(navigation()) <= built
     assert (tmp_path / "site/search/search_index.json").stat().st_size > 100_000
     assert "tw.torch_op" in (tmp_path / "site/api/graphs.html").read_text(encoding="utf-8")
+
+
+def test_pictures_are_legible_files_that_pages_show() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
+    pictures = sorted((DOCS / "pictures").glob("*.svg"))
+    assert {path.name for path in pictures} == {"figures.svg", "memory.svg", "stages.svg"}
+    for path in pictures:
+        root = ElementTree.parse(path).getroot()
+        sizes = [float(text.attrib["font-size"]) for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert min(sizes) >= 12, path.name
+        assert f"(pictures/{path.name})" in pages, path.name
+
+
+def test_the_picture_of_the_figures_has_all_kept_results() -> None:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "tools/pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = "python tools/pictures.py --write"
+    assert (DOCS / "pictures/figures.svg").read_text(encoding="utf-8") == module.figures(), text
+    assert (DOCS / "pictures/memory.svg").read_text(encoding="utf-8") == module.memory(), text
+    numbers = re.compile(r"%(r|rd|p|f)?\d+|\$L__BB\w+")  # registers and labels are numbered anew by every change
+    kept, made = (DOCS / "pictures/stages.svg").read_text(encoding="utf-8"), module.stages()
+    assert numbers.sub("_", kept) == numbers.sub("_", made), text

@@ -466,7 +466,7 @@ def _any_operands(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 # -- the table ----------------------------------------------------------------------------------------------------
 
 # Structure.
-_define("const", "A number: attribute `value`, of `dtype`; with `kept`, nothing is folded with it.", _const, group="structure")
+_define("const", "A number: attribute `value`, of `dtype`; with `kept`, nothing is folded with it; a name there makes it differ from others of its value.", _const, group="structure")
 _define("size", "The value of a symbolic size: attribute `value`.", _size, group="structure")
 _define("parallel", "`parallel %n0, %n1 (%i, %j) {…}`: run the body for every point of the domain, in any order. Yields nothing.",
         None, "loop", "control", "structure", regions=1)  # fmt: skip

@@ -46,13 +46,26 @@ def nodes(item: object) -> Iterator[Node]:
     waiting = [item]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, tuple):
-            waiting.extend(reversed(item))
-        elif isinstance(item, Node):
-            yield item
-            if not isinstance(item, syntax.Callee):
+        kind = type(item)
+        if kind is tuple:
+            waiting.extend(reversed(item))  # type: ignore[call-overload]
+        elif (parts := _INNER[kind] if kind in _INNER else _inner(kind)) is not None:
+            yield item  # type: ignore[misc]
+            if parts:
                 values = item.__dict__
-                waiting.extend([values[name] for name in parts_backwards(type(item))])
+                waiting.extend([values[name] for name in parts])
+
+
+_INNER: dict[type, tuple[str, ...] | None] = {}
+
+
+def _inner(kind: type) -> tuple[str, ...] | None:
+    """The parts of a kind of node that `nodes` goes on with; None for what is no node."""
+    found = None
+    if issubclass(kind, Node):
+        found = () if issubclass(kind, syntax.Callee) else parts_backwards(kind)
+    _INNER[kind] = found
+    return found
 
 
 _PARTS: dict[type, tuple[str, ...]] = {}

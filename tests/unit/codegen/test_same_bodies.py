@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from bench.families.convolutions import transposed3d
 
 import tilewright as tw
 from support import add_2d, scale_2d, stages_of
 from tilewright.base.target import host_cpu
 from tilewright.codegen.cpu.emitter import function_parts
-from tilewright.codegen.cpu.same_bodies import shared_text
+from tilewright.codegen.cpu.same_bodies import shape, shared_text
 from tilewright.compile.build import llvm_text
 
 STEP = 3
@@ -44,6 +45,28 @@ def test_phases_of_a_sum_call_one_body() -> None:
         for k in range(4):
             wanted[:, :, i * STEP + k] += x[:, :, i] @ w[:, :, k]
     np.testing.assert_allclose(spread(x32, w32), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_phases_with_unlike_numbers_of_terms_call_one_body() -> None:
+    """Of three taps, one or two count along each axis."""
+    x, w = np.random.default_rng(0).standard_normal((8, 3, 4, 9)), np.random.default_rng(1).standard_normal((8, 12, 3, 3, 3))
+    x32, w32 = x.astype(np.float32)[None], w.astype(np.float32)
+    spread_3d = transposed3d(2, 1)
+    text, _ = llvm_text(spread_3d.stages(x32, w32, target="cpu").stages.thread, host_cpu())
+    bodies, functions = text.count("define internal void"), text.count("define void")
+    assert functions == 8 * bodies, (bodies, functions)
+    whole = np.zeros((12, 7, 9, 19))
+    for at in np.ndindex(3, 4, 9):
+        here = tuple(slice(2 * n, 2 * n + 3) for n in at)
+        whole[(slice(None), *here)] += np.tensordot(x[(slice(None), *at)], w, (0, 0))
+    np.testing.assert_allclose(spread_3d(x32, w32)[0], whole[:, 1:-1, 1:-1, 1:-1], rtol=1e-4, atol=1e-4)
+
+
+def test_shapes_tell_functions_apart() -> None:
+    one = function_parts(stages_of(add_2d(), "cpu").thread.calls[0].kernel, "one")
+    two, three, other = (replace(one, lines=(line, *one.lines)) for line in ("  %o = add i64 %begin, 2", "  %o = add i64 %begin, 3", "  %o = xor i64 %begin, 2"))
+    assert shape(two) == shape(three)
+    assert len({shape(one), shape(two), shape(other)}) == 3
 
 
 def test_numbers_become_arguments() -> None:

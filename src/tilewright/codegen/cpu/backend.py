@@ -8,7 +8,7 @@ from tilewright.base.abi import LOCAL_MEMORY
 from tilewright.base.artifact import Launch
 from tilewright.base.target import Target
 from tilewright.codegen.cpu.emitter import FunctionParts, faults, function_parts, heap_bytes, renumbered
-from tilewright.codegen.cpu.same_bodies import shared_text
+from tilewright.codegen.cpu.same_bodies import shape, shared_text
 from tilewright.codegen.host.entries import host_object
 from tilewright.codegen.llvm import native
 from tilewright.codegen.registry import Backend, ProgramText, entry_name, register_backend
@@ -28,11 +28,11 @@ def write(program: Program, target: Target) -> ProgramText:
 
 
 def _groups(program: Program, functions: list[FunctionParts]) -> list[list[FunctionParts]]:
-    """Phases of one kernel whose code is of one length; others alone."""
+    """Phases of one kernel whose code is the same but for numbers; others alone."""
     groups: dict[object, list[FunctionParts]] = {}
     for position, (call, function) in enumerate(zip(program.calls, functions, strict=True)):
         phases = call.kernel.attrs.get("phase_of")
-        groups.setdefault((phases, len(function.lines)) if phases else position, []).append(function)
+        groups.setdefault((phases, shape(function)) if phases else position, []).append(function)
     return list(groups.values())
 
 

@@ -17,6 +17,11 @@ _NUMBERS = re.compile(r"  %\w+ = (?:add|sub|mul|icmp \w+)(?: nsw)? i64 (\S+), (\
 _LITERAL = re.compile(r"-?\d+")
 
 
+def shape(function: FunctionParts) -> str:
+    """The function's lines without what may be arguments: functions that share a body have the same."""
+    return "\n".join("\0".join(_cut(line)[0]) for line in function.lines)
+
+
 def shared_text(functions: Sequence[FunctionParts]) -> list[str] | None:
     """The functions' text, of the first with the body; None where they are not the same."""
     first = functions[0]
@@ -56,6 +61,8 @@ def _is_size(param: str) -> bool:
 
 def _cut(line: str) -> tuple[list[str], list[str]]:
     """A line without the operands that may be arguments, and these."""
+    if " i64 " not in line:
+        return [line], []
     places = [match.span() for match in _SIZE.finditer(line)]
     instruction = _NUMBERS.match(line)
     if instruction is not None:

@@ -161,7 +161,7 @@ class _AmxLowering(PanelLowering):
                     put(deep, number, self._word(deep, parts))
                     return list(k)
 
-                k = inner.for_(zero, whole, one, self._apart(inner, start, self.k_extents), line, name="k")
+                k = inner.for_(zero, whole, one, self._steps_apart(inner, start), line, name="k")
 
                 def rest(deep: Builder) -> list[Value]:
                     put(deep, whole, self._last_word(deep, k, count, width, value))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilewright.analysis.contraction import Contraction
-from tilewright.base.dtypes import DType
+from tilewright.base.dtypes import DType, i64
 from tilewright.base.sizes import ONE, Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
@@ -21,6 +21,12 @@ from tilewright.passes.to_tile.panel_sides import Side, needed_ops
 
 LINE = 64
 """Bytes of a cache line."""
+
+
+def _extent(b: Builder, extent: Size, axis: int, phases: bool) -> Value:
+    if phases and extent.constant is not None:
+        return b.op("const", value=extent.constant, dtype=i64, kept=f"extent{axis}")
+    return b.index(extent)
 
 
 class PanelCopies(LoopLowering):
@@ -42,14 +48,19 @@ class PanelCopies(LoopLowering):
     places: Value
     """Where each step of the sum is read then."""
 
-    def _apart(self, b: Builder, number: Value, extents: Sequence[Size]) -> list[Value]:
-        """The digits of a number, the last fastest."""
+    def _apart(self, b: Builder, number: Value, extents: Sequence[Size], phases: bool = False) -> list[Value]:
+        """The digits of a number, the last fastest. `phases`: extents that are numbers are divided by as any other."""
         digits: list[Value] = []
-        for extent in reversed(extents[1:]):
-            quotient = b.op("floordiv", number, b.index(extent))
-            digits.insert(0, b.sub(number, b.mul(quotient, b.index(extent))))
+        for axis in reversed(range(1, len(extents))):
+            quotient = b.op("floordiv", number, _extent(b, extents[axis], axis, phases))
+            digits.insert(0, b.sub(number, b.mul(quotient, _extent(b, extents[axis], axis, phases))))
             number = quotient
         return [number, *digits]
+
+    def _steps_apart(self, b: Builder, number: Value) -> list[Value]:
+        """The indices that make up a step of the sum, taken apart once for a block of it. Phases differ in how many terms they have, and in little else: their
+        code is the same but for these numbers (`codegen/cpu/same_bodies.py`)."""
+        return self._apart(b, number, self.k_extents, "phase_of" in self.kernel.attrs)
 
     # -- columns read where they lie ------------------------------------------------------------------------------
 
@@ -238,7 +249,7 @@ class PanelCopies(LoopLowering):
             body(inner, k, dict(zip(self.k_indices, digits, strict=True)))
             return self._count_up(inner, digits)
 
-        b.for_(zero, count, one, self._apart(b, start, self.k_extents), step, name="k")
+        b.for_(zero, count, one, self._steps_apart(b, start), step, name="k")
 
     def _count_up(self, b: Builder, digits: Sequence[Value]) -> list[Value]:
         """The indices of the next step of the sum."""

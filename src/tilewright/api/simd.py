@@ -29,7 +29,7 @@ class CpuFunction(Entry, Generic[P]):
 
     if TYPE_CHECKING:
 
-        def __call__(self, *args: P.args, **named: P.kwargs) -> None:
+        def __call__(self, *args: P.args, **named: P.kwargs) -> None:  # type: ignore[override]
             """Run it once, on the calling thread."""
 
     def __getitem__(self, count: object) -> Callable[..., object]:

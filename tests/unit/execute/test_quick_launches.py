@@ -49,7 +49,7 @@ def straight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def numbers(n: int = 64, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+def numbers(n: int = 64, dtype: Any = np.float32) -> tuple[Any, Any]:
     return np.arange(n).astype(dtype), np.zeros(n, dtype)
 
 
@@ -100,7 +100,7 @@ def test_other_arguments() -> None:
         a, b = numbers(dtype=dtype)
         serial(a, b, 64, 1.0)
         np.testing.assert_array_equal(b, a)
-    wide, target = np.arange(128, dtype=np.float32)[::2], np.zeros(128, np.float32)
+    wide, target = numbers(128)[0][::2], numbers(128)[1]
     for _ in range(4):
         serial(wide, target[::2], 64, 1.0)
     np.testing.assert_array_equal(target[::2], 4 * wide)
@@ -165,7 +165,8 @@ def test_threads_and_memory() -> None:
     wrong: list[int] = []
 
     def work(seed: int) -> None:
-        x, y = np.full(64, seed, np.float32), np.zeros(64, np.float32)
+        x, y = numbers()
+        x[:] = seed
         for count in range(1, 200):
             serial(x, y, 64, 1.0)
             if y[-1] != seed * count:

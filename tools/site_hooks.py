@@ -61,6 +61,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     parts = _CODE.split(markdown)
     parts[::2] = [_LINK.sub(link, part) for part in parts[::2]]
+    # GitHub wants a bar in code of a table escaped; Python's Markdown would show the backslash.
+    parts[1::2] = [part if part.startswith("```") else part.replace("\\|", "|") for part in parts[1::2]]
     return _FENCE.sub(r"\1\2", _whole_links("".join(parts), link))
 
 

@@ -107,7 +107,7 @@ def figures() -> str:
         return left + (right - left) * (min(max(log10(ratio), low), high) - low) / (high - low)
 
     svg.text(20, 28, "The best peer's time over ours: the latest results of every kind", 16, bold=True)
-    svg.text(20, 48, "To the right of 1 we are faster. A dot is one size and dtype; beyond the ends it lies on the end. Left out: what is compared with ours.", 12, PALE)
+    svg.text(20, 48, "To the right of 1 we are faster. A dot is one size and dtype; beyond the ends it lies on the end. Left out: our own code, and bounds, as the peer.", 12, PALE)
     bottom = top + step * len(kinds) - 6
     for tick in (0.1, 0.3, 1, 3, 10, 30, 100):
         svg.line(x(tick), top - 10, x(tick), bottom, INK if tick == 1 else LINE, 1.5 if tick == 1 else 0.6)

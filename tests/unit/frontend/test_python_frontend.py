@@ -193,6 +193,11 @@ def test_several_targets() -> None:
     assert function.body[2] == Assign(syntax.Tuple((Name("a"), Name("b"))), syntax.Tuple((Name("b"), Name("a"))))
 
 
+def test_arrays_made_for_several_names() -> None:
+    together = from_text("a, m, b = tw.empty_like(x), len(x), tw.zeros((3,), x.dtype)")
+    assert together.body == from_text("a = tw.empty_like(x)\nm = len(x)\nb = tw.zeros((3,), x.dtype)").body
+
+
 def test_loops() -> None:
     function = from_text(
         "for i in range(1, n, 2):\n    pass\nfor i, j in tw.grid(n, range(1, n)):\n    pass\nfor i in tw.grid(n):\n    pass\nwhile n > 0:\n    n -= 1"

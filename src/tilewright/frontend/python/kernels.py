@@ -31,7 +31,7 @@ from tilewright.frontend.python.names import PACKAGE, Called, Environment, Opaqu
 from tilewright.frontend.python.nesting import reading
 from tilewright.frontend.python.sources import lines_of, missing_source
 from tilewright.tree import syntax
-from tilewright.tree.inline import inline
+from tilewright.tree.inline import inline, nodes
 from tilewright.tree.jumps import without_jumps
 from tilewright.tree.syntax import Expr, Stmt
 
@@ -457,7 +457,7 @@ class FunctionReader:
         if starred is not None:
             self._unsupported(starred, "a starred target", "name every variable")
             return []
-        if any(isinstance(t, ast.Tuple | ast.List) for t in target.elts):
+        if any(isinstance(t, ast.Tuple | ast.List) for t in target.elts) or _makes_arrays(target, value):
             return self._nested(target, value, span)
         names = [self._hide(t.id) for t in target.elts if isinstance(t, ast.Name)]
         new = [name for name in names if not self._is_visible(name)]
@@ -474,11 +474,12 @@ class FunctionReader:
         return [*start, syntax.Assign(syntax.Tuple(tuple(items), span=self._span(target)), value, span=span)]
 
     def _nested(self, target: ast.Tuple | ast.List, value: Expr, span: Span) -> list[Stmt]:
-        """`(m, d), n = x.shape, y.shape[1]`: one assignment after the other, which is the same where all names are new."""
+        """`(m, d), n = x.shape, y.shape[1]` and `a, b = tw.empty(…), tw.empty(…)`: one assignment after the other, which is the same where all names
+        are new."""
         names = [n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         plain = all(isinstance(n, ast.Name | ast.Tuple | ast.List | ast.expr_context) for n in ast.walk(target))
         if not isinstance(value, syntax.Tuple) or not plain or len(set(names)) < len(names) or any(self._is_visible(n) for n in names):
-            self._unsupported(target, "this nested target", "write one assignment for each part")
+            self._unsupported(target, "this tuple of targets", "write one assignment for each part")
             return []
         if len(value.items) != len(target.elts):
             self._sink.error("TW003", f"there are {len(value.items)} values, but {len(target.elts)} targets are given", span)
@@ -593,6 +594,14 @@ class FunctionReader:
             return self._range(node)
         span = self._span(node)
         return syntax.RangeExpr(syntax.Number(0, span=span), self._expressions.read(node), span=span)
+
+
+def _makes_arrays(target: ast.Tuple | ast.List, value: Expr) -> bool:
+    """Whether names are given arrays that the kernel makes, of sizes that none of these names holds."""
+    items = value.items if isinstance(value, syntax.Tuple) else ()
+    names = {t.id for t in target.elts if isinstance(t, ast.Name)}
+    made = any(isinstance(item, syntax.Call) and isinstance(item.function, syntax.Name) and item.function.id in _MAKERS for item in items)
+    return made and not any(isinstance(node, syntax.Name) and node.id in names for node in nodes(items))
 
 
 def _shared(name: str, value: Expr, span: Span) -> syntax.Let | None:

@@ -847,6 +847,8 @@ add(Case("put_at_rows", from_text("def put(x: tw.Array, rows: tw.Array) -> tw.Ar
 add(Case("turned_stores", from_text("def turned(x: tw.Array) -> tw.Array:\n    out = tw.zeros_like(x)\n    out[::-1] = x\n    out[:, ::-1] += x\n    return out\n"),
          same(f32, 1), lambda x: x[::-1] + x[:, ::-1], MATRICES[1:], LONG_MATRICES[1:], ulp=2, scale=lambda x: np.abs(x[::-1]) + np.abs(x[:, ::-1])))  # fmt: skip
 
+add(Case("median_rows", from_text("def middle(x: tw.Array) -> tw.Array:\n    return tw.median(x, axis=1)\n"), same(f32, 1), lambda x: np.median(x, axis=1), ((7, 4), (3, 5)), ((97, 129), (1031, 3))))
+
 _FULL = ((1, 1), (7, 33), (33, 5))
 _FULL_LONG = ((97, 129), (3, 5003), (1031, 3))
 for _name in REDUCTIONS:

@@ -30,6 +30,7 @@ SLOW = (
     "run/test_loop_scans.py",
     "run/test_masked_rows.py",
     "run/test_matrix_emulated.py",
+    "run/test_median.py",
     "run/test_optimisation_levels.py",
     "run/test_rows.py",
     "run/test_run_gallery.py",

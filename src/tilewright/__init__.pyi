@@ -379,6 +379,7 @@ from tilewright.frontend.words import (
     mbarrier_wait as mbarrier_wait,
     mbarriers as mbarriers,
     mean as mean,
+    median as median,
     min as min,
     minimum as minimum,
     mma_sync as mma_sync,

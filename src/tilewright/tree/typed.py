@@ -446,7 +446,7 @@ class TileLocal(TypedNode):
 
 Expr = (
     Const | SizeValue | IndexRef | Local | ScalarRef | Element | Whole | Apply | Cast | Choose | Reduce
-    | TypedView | Picked | Masked | Transpose | Product | Fold | TileLocal
+    | TypedView | Picked | AxisIndex | Masked | Transpose | Product | Fold | TileLocal
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
+from tilewright.frontend.python.library import median_text
 from tilewright.frontend.python.names import (
     Called,
     Constant,
@@ -105,13 +106,16 @@ class ExpressionReader:
     """Reads the expressions of one function. `check_read` is told of every local variable that is read."""
 
     def __init__(
-        self, place: SourcePlace, environment: Environment, sink: Diagnostics, local_names: frozenset[str], check_read: Callable[[ast.Name], None]
+        self, place: SourcePlace, environment: Environment, sink: Diagnostics, local_names: frozenset[str], check_read: Callable[[ast.Name], None],
+        read_text: Callable[[str], syntax.Function],
     ) -> None:  # fmt: skip
+        """`read_text` gives the tree of a kernel's source."""
         self._place = place
         self._environment = environment
         self._sink = sink
         self._local_names = local_names
         self._check_read = check_read
+        self._read_text = read_text
 
     def _unsupported(self, node: ast.expr, what: str, help: str) -> Expr:
         span = self._place.span(node)
@@ -304,6 +308,8 @@ class ExpressionReader:
                 return self._float_of_text(first.value, node, span)
         if word == "reduce":
             return self._reduce_word(node, span)
+        if word == "median" and 1 <= len(node.args) <= 2:
+            return self._median(self.read(node.args[0]), node.args[1] if len(node.args) == 2 else None, node, span)
         if word in REDUCTIONS and (len(node.args) == 1 or (len(node.args) == 2 and word not in ("min", "max"))):
             axis = self.read(node.args[1]) if len(node.args) == 2 else None
             return self._reduce(word, self.read(node.args[0]), axis, node, span)
@@ -360,11 +366,27 @@ class ExpressionReader:
                 axis = self.read(keyword.value)
         return syntax.ReduceExpr(REDUCTIONS.get(name, ""), value, axis, keep, span=span)
 
+    def _median(self, value: Expr, axis: ast.expr | None, node: ast.Call, span: Span) -> Expr:
+        """`tw.median(x, axis, keepdims=True)`: a call of its kernel."""
+        found = self._reduce("median", value, None if axis is None or _is_none(axis) else self.read(axis), node, span)
+        if not isinstance(found, syntax.ReduceExpr):
+            return found
+        items = () if found.axis is None else found.axis.items if isinstance(found.axis, syntax.Tuple | syntax.List) else (found.axis,)
+        axes = [_whole_number(item) for item in items]
+        numbers = [a for a in axes if a is not None]
+        if len(numbers) != len(axes):
+            self._sink.error("TW016", "axis must be a constant integer", span)
+            return syntax.Broken(span=span)
+        tree = self._read_text(median_text(None if found.axis is None else numbers, found.keep))
+        return syntax.Call(syntax.Callee(tree, span=span), (Argument(value, span=value.span),), span=span)
+
     def _method(self, function: ast.Attribute, node: ast.Call, span: Span) -> Expr | None:
         """`x.sum(axis=1)` is `sum(x, axis=1)`, `x.astype(t)` is `cast(x, t)`."""
         if function.attr in REDUCTIONS and len(node.args) <= 1:
             axis = self.read(node.args[0]) if node.args and not _is_none(node.args[0]) else None
             return self._reduce(function.attr, self.read(function.value), axis, node, span)
+        if function.attr == "median" and len(node.args) <= 1:
+            return self._median(self.read(function.value), node.args[0] if node.args else None, node, span)
         if function.attr == "astype":
             owner = self.read(function.value)
             name = syntax.Name("cast", span=self._place.span(function))
@@ -462,3 +484,10 @@ def _how_to_pass(value: object) -> str:
     if isinstance(value, list | tuple):
         return "pass an array of its numbers as a parameter, or index it with a constant"
     return "pass its numbers and arrays as parameters"
+
+
+def _whole_number(node: Expr) -> int | None:
+    """A constant whole number, as written."""
+    sign = -1 if isinstance(node, syntax.Unary) and node.op == "-" else 1
+    number = node.operand if isinstance(node, syntax.Unary) and node.op == "-" else node
+    return sign * number.value if isinstance(number, syntax.Number) and isinstance(number.value, int) else None

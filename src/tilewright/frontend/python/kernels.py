@@ -19,7 +19,7 @@ import linecache
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
@@ -175,6 +175,13 @@ def parse_python_file(text: str, path: str, sink: Diagnostics | None = None) -> 
     return sorted(functions, key=lambda f: (f.span.line, f.span.column))
 
 
+@lru_cache(maxsize=64)
+def _read_library(text: str) -> syntax.Function:
+    """The tree of a kernel that stands for a function."""
+    (found,) = parse_python_file(text, "<tilewright>")
+    return found
+
+
 def _parse_text(text: str, place: SourcePlace) -> ast.Module:
     try:
         return ast.parse(text)
@@ -245,7 +252,7 @@ class FunctionReader:
         if isinstance(definition, ast.AsyncFunctionDef):
             self._unsupported(definition, "an async function", "write it with a plain 'def'")
         local_names = _local_names(definition)
-        self._expressions = ExpressionReader(self._place, self._environment, self._sink, local_names, self._check_read)
+        self._expressions = ExpressionReader(self._place, self._environment, self._sink, local_names, self._check_read, _read_library)
         params = self._params(definition.args)
         self._ignores = not any(isinstance(n, ast.Name) and n.id == "_" and isinstance(n.ctx, ast.Load) for n in ast.walk(definition))
         self._visible = [{p.name for p in params}]

@@ -522,6 +522,13 @@ def std(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """The root of `var`."""
 
 @overload
+def median(x: Array) -> float:
+    """The median over an axis, several, or all: of an even number of elements the mean of the middle two, computed in f64."""
+@overload
+def median(x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
+    """The median over an axis, several, or all: of an even number of elements the mean of the middle two, computed in f64."""
+
+@overload
 def norm(x: Array) -> float:
     """The root of the sum of squares over an axis, several, or all."""
 @overload

@@ -218,6 +218,7 @@ SECTIONS = (
         _reduction("mean", "The mean over an axis, several, or all."),
         _reduction("var", "The mean square of what elements are away from their mean, over an axis, several, or all."),
         _reduction("std", "The root of `var`."),
+        _reduction("median", "The median over an axis, several, or all: of an even number of elements the mean of the middle two, computed in f64."),
         _reduction("norm", "The root of the sum of squares over an axis, several, or all."),
         _reduction("argmin", "Index of the smallest element over an axis, several, or all.", "int"),
         _reduction("argmax", "Index of the largest element over an axis, several, or all.", "int"),

@@ -1,7 +1,7 @@
 """Names in explicit kernels of a Python file that nothing defines: what `check` can say of them without running the file.
 
 In: the text of a file. Out: an error (TW002) for each `tw.word` that there is not, and for each name that neither the function, nor the
-file, nor Python has. What else is wrong shows when the kernel is compiled for arguments and a block.
+file, nor Python has; and one (TW020) for each word that the target lacks: the one that was asked for, or the CPU where the kernel says that it runs there. What else is wrong shows when the kernel is compiled for arguments and a block.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ from pathlib import Path
 
 from tilewright.base.errors import Diagnostic
 from tilewright.base.source import Source
+from tilewright.base.target import Target, parse_target
 from tilewright.frontend.python.expressions import SourcePlace
 from tilewright.frontend.python.names import PACKAGE
+from tilewright.frontend.words.rows import WORDS
+from tilewright.ir.needs import FEATURES, only_gpus
 from tilewright.tree.metadata import suggest
 from tilewright.tree.unknown_functions import help_for
 from tilewright.zyn.program_files import read_program
 
 _MARKS = ("gpu", "cpu")
+_CPU = parse_target("x86-64-avx2")
+"""Any: what only GPUs have, no CPU has."""
 
 
-def explicit_names(path: str) -> tuple[list[str], list[Diagnostic]]:
-    """The explicit kernels of a file by name, and what is wrong with the names in them."""
+def explicit_names(path: str, target: Target | None = None) -> tuple[list[str], list[Diagnostic]]:
+    """The explicit kernels of a file by name, and what is wrong with the names in them; of a target, also what it lacks."""
     text = read_program(Path(path), help="")
     try:
         module = ast.parse(text)
@@ -39,6 +44,9 @@ def explicit_names(path: str) -> tuple[list[str], list[Diagnostic]]:
     kernels = [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef) and any(_is_mark(d, packages) for d in n.decorator_list)]
     found: list[Diagnostic] = []
     for kernel in kernels:
+        runs_on = target or (_CPU if any(_is_for_cpu(mark) for mark in kernel.decorator_list) else None)
+        if runs_on is not None:
+            found += _lacking(kernel, packages, runs_on, place)
         inside = around | set(_bound(kernel))
         for part in (n for statement in kernel.body for n in ast.walk(statement)):
             if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in packages and part.attr not in words:
@@ -46,6 +54,37 @@ def explicit_names(path: str) -> tuple[list[str], list[Diagnostic]]:
             elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load) and part.id not in inside:
                 found.append(Diagnostic("TW002", f"unknown name '{part.id}'", place.span(part), suggest(part.id, sorted(inside - set(dir(builtins))))))
     return [kernel.name for kernel in kernels], found
+
+
+def _lacking(kernel: ast.FunctionDef, packages: set[str], target: Target, place: SourcePlace) -> Iterator[Diagnostic]:
+    """Calls of words that the target lacks."""
+    for node in (n for statement in kernel.body for n in ast.walk(statement)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {f"{package}.cluster.rank" for package in packages}:
+            name, op = "cluster.rank", "cluster_rank"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) and node.func.value.id in packages:
+            name = node.func.attr
+            op = WORDS[name].ops.split()[0] if name in WORDS and WORDS[name].ops else ""
+        else:
+            continue
+        if not op:
+            continue
+        if target.is_gpu:
+            # Which instruction a product of fragments becomes is a matter of its dtype.
+            feature = "" if name.startswith("wmma_") and target.has("mma") else FEATURES.get(op, "")
+            if feature and not target.has(feature):
+                yield Diagnostic("TW020", f"{target.name} cannot do {name}: it has no {feature}", place.span(node), "choose a newer GPU")
+        elif only_gpus(op):
+            yield Diagnostic(
+                "TW020", f"{name}, {only_gpus(op)}, is not available on a CPU: only GPUs have it", place.span(node), "run the kernel on a GPU or on the emulator"
+            )
+
+
+def _is_for_cpu(mark: ast.expr) -> bool:
+    """Whether a mark says that the kernel runs on the CPU."""
+    called = mark.func if isinstance(mark, ast.Call) else mark
+    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+    options = mark.keywords if isinstance(mark, ast.Call) else []
+    return name == "cpu" or any(o.arg == "device" and isinstance(o.value, ast.Constant) and str(o.value.value).startswith("cpu") for o in options)
 
 
 def _is_mark(mark: ast.expr, packages: set[str]) -> bool:

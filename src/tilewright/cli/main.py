@@ -101,7 +101,8 @@ _PLOT = click.option("--plot", metavar="FILE", help="Also draw it, with Matplotl
 @_ROOT
 @click.option("-v", "--verbose", is_flag=True, help="Also say what was assumed of each kernel's arguments.")
 @click.option("--json", is_flag=True, help="Print one list of objects with path, line, column, code, severity, message and help.")
-def check(files: tuple[str, ...], arguments: str, verbose: bool, json: bool) -> None:
+@click.option("--target", metavar="NAME", help="Also say which words of explicit kernels it lacks: cpu, sm_80, sm_90a…")
+def check(files: tuple[str, ...], arguments: str, verbose: bool, json: bool, target: str | None) -> None:
     """Report everything that is wrong in .zyn and .py files; nothing is executed.
 
     Element types that are not written are taken to be f32, ranks come from how arguments are used.
@@ -110,12 +111,13 @@ def check(files: tuple[str, ...], arguments: str, verbose: bool, json: bool) -> 
     Example:
       tilewright check -v examples/gallery.py examples/zyn/*.zyn
       tilewright check --json examples/zyn/softmax.zyn
+      tilewright check --target cpu examples/simt/matmul.py
     """
     from tilewright.cli.commands.check import check as command
 
     if json:
         _refuse("with --json the messages are all that is printed", "verbose")
-    if not command(files, arguments, verbose, json):
+    if not command(files, arguments, verbose, json, target):
         sys.exit(1)
 
 

@@ -27,6 +27,7 @@ from tilewright.runtime.exchange.imports import from_dlpack
 from tilewright.runtime.exchange.libraries import foreign_device, is_foreign
 from tilewright.runtime.memory import device_array
 from tilewright.runtime.memory.device_array import ArrayDevice, DeviceArray
+from tilewright.runtime.memory.host_memory import current_host_memory
 from tilewright.runtime.memory.packed_array import PackedArray
 
 __all__ = ["allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"]
@@ -115,7 +116,7 @@ def allocate(
     """A new array with undefined contents.
 
     On a GPU a `DeviceArray`, on the host a NumPy array. `pinned=True` is host memory that GPUs copy from and to at full speed, and
-    that kernels can be given without a copy; `managed=True` is a `DeviceArray` that host and GPU both see.
+    that kernels can be given without a copy (where there is no GPU it is plain memory: nothing copies it); `managed=True` is a `DeviceArray` that host and GPU both see.
     """
     if not (pinned or managed):
         gpu = _known(device)
@@ -124,13 +125,16 @@ def allocate(
     if pinned and managed:
         raise UserError.at("TW016", "memory is pinned or managed, not both")
     extents, kind = as_shape(shape), as_dtype(dtype)
-    if pinned:
+    if pinned and (device not in (None, "cpu") or device_named("auto") is not None):
         return require_array_device(device, "pinned memory").empty_pinned(extents, kind)
     if managed:
         return require_array_device(device, "managed memory").empty_managed(extents, kind)
-    gpu = device_named(device)
+    gpu = None if pinned else device_named(device)
     if gpu is not None:
         return gpu.empty(extents, kind, current_stream(gpu))
+    pool = current_host_memory()
+    if pool is not None:
+        return pool.make(extents, kind)
     if any(extent < 0 for extent in extents):
         raise UserError.at("TW004", f"an array cannot have shape {extents}")
     try:
@@ -275,7 +279,11 @@ def copy(target: Any, source: Any, wait: bool = True) -> Transfer | None:
 
 @contextmanager
 def pinned(values: np.ndarray, device: str | None = None) -> Iterator[np.ndarray]:
-    """`with tw.pinned(x):` the memory of a NumPy array is page-locked inside, so that a GPU copies it at full speed."""
+    """`with tw.pinned(x):` the memory of a NumPy array is page-locked inside, so that a GPU copies it at full speed. Where there is no GPU it
+    stays as it is."""
+    if device in (None, "cpu") and device_named("auto") is None:
+        yield values
+        return
     with require_array_device(device, "pinned memory").registered(values) as inside:
         yield inside
 

@@ -11,6 +11,7 @@ from tilewright.base.dtypes import f8e4m3, f8e5m2, f16, f32
 from tilewright.base.sizes import Size, is_computed, is_number
 from tilewright.ir.layouts import INSTRUCTIONS
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.types import Tensor, dtype_of
 
 FEATURES: Mapping[str, str] = {
@@ -31,6 +32,15 @@ UNTESTED = frozenset({
 })  # fmt: skip
 """Ops whose places in shared memory checks on a device (`check=True`) do not test; the emulator does. What a map reaches outside its array, the
 copy engine leaves out itself."""
+
+
+_ONLY_GPUS = {"matrix": "a matrix instruction", "copy": "an asynchronous copy", "barrier": "a barrier of copies or of clusters"}
+_ONLY_OPS = {"grid_barrier": "a barrier of the grid", "global_timer": "a clock of all multiprocessors", "named_barrier": ""}
+
+
+def only_gpus(opcode: str) -> str:
+    """What an op is that only GPUs have; empty where CPUs run it too."""
+    return _ONLY_OPS.get(opcode, _ONLY_GPUS.get(OPS[opcode].group, ""))
 
 
 def feature_of(op: Op) -> str:

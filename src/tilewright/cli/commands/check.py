@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from tilewright.base.errors import Diagnostic, TilewrightError, UserError
-from tilewright.base.target import parse_target
+from tilewright.base.target import Target, parse_target
 from tilewright.cli.explicit_names import explicit_names
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.sources import File, Walk, read_source, walk
@@ -24,18 +24,18 @@ _CPU = parse_target("x86-64-avx2")
 """What kernels are planned for: whether they are slow is the same on any CPU, and no other needs LLVM to be known."""
 
 
-def check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool = False) -> bool:
-    """Report on every file; whether all are right."""
+def check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool = False, target: str | None = None) -> bool:
+    """Report on every file; whether all are right. With a target, also what of explicit kernels it lacks."""
     collects = gc.isenabled()
     gc.disable()  # checking makes many nodes and lets go of few
     try:
-        return _check(paths, arguments, verbose, as_list)
+        return _check(paths, arguments, verbose, as_list, None if target is None else parse_target(target))
     finally:
         if collects:
             gc.enable()
 
 
-def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool) -> bool:
+def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool, target: Target | None) -> bool:
     found: list[tuple[str, Diagnostic]] = []
     known = parse_arguments(arguments)
     for path in paths:
@@ -46,7 +46,7 @@ def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool) -
             file = read_source(path, every_error=True)
             diagnostics += warnings(file)
             if file.program is None:
-                explicit, wrong = explicit_names(path)
+                explicit, wrong = explicit_names(path, target)
                 diagnostics += wrong
             result = walk(file, known)
             diagnostics = in_order([*result.errors, *result.warnings, *diagnostics, *([] if result.errors else slow(result))])

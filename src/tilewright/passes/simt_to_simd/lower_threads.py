@@ -21,8 +21,10 @@ from math import gcd
 
 from tilewright.base.errors import TargetLimit
 from tilewright.base.sizes import Size, ceildiv, product
+from tilewright.base.source import Span
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
+from tilewright.ir.needs import only_gpus
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import eliminate_dead, rewrite
@@ -33,8 +35,6 @@ from tilewright.passes.simt_to_simd.lane_warps import LANE_OPS
 from tilewright.passes.simt_to_simd.split_vectors import split_vectors
 
 _APART = frozenset({"grid_size", "assert", "barrier_reduce", "nanosleep", "atomic_load", "atomic_store"})
-_ONLY_GPUS = {"matrix": "a matrix instruction", "copy": "an asynchronous copy", "barrier": "a barrier of copies or of clusters"}
-_ONLY_OPS = {"grid_barrier": "a barrier of the grid", "global_timer": "a clock of all multiprocessors"}
 _BESIDE = 16
 """Blocks that walk their rows together."""
 
@@ -54,16 +54,28 @@ def simt_to_simd(kernel: Kernel, target: Target) -> Kernel:
 def _refuse(kernel: Kernel, target: Target) -> None:
     """Say what the kernel has that only GPUs do."""
     for op in walk(kernel.body):
-        what = _ONLY_GPUS.get(OPS[op.opcode].group, "") if op.opcode != "named_barrier" else ""
-        what = what or _ONLY_OPS.get(op.opcode, "")
+        what = only_gpus(op.opcode)
         if not what and op.opcode.startswith("atomic"):
             wide = any(isinstance(v.type, Vec) for v in (*op.operands, *op.results)) and op.attrs.get("kind") != "add"
             what = "an atomic access of several numbers at once" if wide else ""
         if what:
             raise TargetLimit.at(
-                "TW020", f"{op.opcode}, {what}, is not available on {target.name}: only GPUs have it", op.span,
+                "TW020", f"{op.opcode}, {what}, is not available on {target.name}: only GPUs have it", _place(kernel, op),
                 "run the kernel on a GPU or on the emulator",
             )  # fmt: skip
+
+
+def _place(kernel: Kernel, op: Op) -> Span:
+    """Where an op is written. What is computed once at the start of a kernel stands where it is used first."""
+    made = set(op.results)
+    for other in walk(kernel.body):
+        if op.span != kernel.span or not made:
+            break
+        if made.intersection(other.operands):
+            if other.span != kernel.span:
+                return other.span
+            made.update(other.results)
+    return op.span
 
 
 def _needs_lanes(kernel: Kernel) -> bool:

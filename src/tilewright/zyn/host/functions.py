@@ -124,7 +124,7 @@ def _object_method(name: str, receiver: object, given: Mapping[str, object]) -> 
     if name == "flush":
         return receiver.flush(bool(given.get("wait", False)))
     if name == "free":
-        receiver.free(given["array"])  # type: ignore[arg-type]
+        receiver.free(given["array"])
     else:
         receiver.reset()
     return None
@@ -344,14 +344,16 @@ def _allocate(call: _HostCall) -> object:
         if not isinstance(value, bool):
             raise fail("TW009", f"{name}={shown(value)} is neither true nor false")
         flags[name] = value
-    place = registry.accelerator() if flags["pinned"] and call.place() == "cpu" else call.place()
+    place = None if flags["pinned"] and call.place() == "cpu" else call.place()
     return allocate(extents(call.get("shape")), made_dtype(call.get("dtype", f32)), place, **flags)
 
 
 def _memory_pool(call: _HostCall) -> object:
     from tilewright.execute.memory import memory_pool
 
-    return memory_pool(call.text("device", registry.accelerator() if call.place() == "cpu" else call.place()), call.get("size"), call.get("limit"))
+    asked = call.get("device")
+    place = None if asked is None and call.place() == "cpu" else call.text("device", call.place())
+    return memory_pool(place, call.get("size"), call.get("limit"))
 
 
 def _to_device(call: _HostCall) -> object:

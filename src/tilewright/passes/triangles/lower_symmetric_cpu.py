@@ -148,7 +148,15 @@ class _Half(PanelLowering):
 
     # -- results ------------------------------------------------------------------------------------------------
 
-    def _keep_or_finish(
+    def _one_tile(
+        self, b: Builder, env: dict[Value, Value], where: Value, panels: tuple[Value, Value], stretch: tuple[Value, Value], last: Value,
+        down: tuple[Value, Value], across: tuple[Value, Value], direct: bool,
+    ) -> None:  # fmt: skip
+        self.terms = self._terms(b, stretch, down[0], across[0])
+        sums = self._multiply(b, env, where, *panels, *stretch, direct)
+        self._both_halves(b, env, sums, where, last, down, across)
+
+    def _both_halves(
         self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], where: Value, last: Value, down: tuple[Value, Value],
         across: tuple[Value, Value],
     ) -> None:  # fmt: skip

@@ -133,7 +133,7 @@ class TypedNode:
 
 @record
 class Const(TypedNode):
-    value: int | float | bool
+    value: int | float | bool | complex
     dtype: DType
     weak: str = ""
     shape: Shape = ()

@@ -36,7 +36,7 @@ def makes_complex(item: object) -> bool:
     for node in nodes(item):
         if isinstance(node, syntax.Number) and isinstance(node.value, complex):
             return True
-        if isinstance(node, syntax.Name) and node.id in _WORDS or isinstance(node, syntax.String) and node.value in _WORDS:
+        if (isinstance(node, syntax.Name) and node.id in _WORDS) or (isinstance(node, syntax.String) and node.value in _WORDS):
             return True
         if isinstance(node, syntax.Callee) and makes_complex(node.function):
             return True

@@ -133,10 +133,11 @@ class ComplexMath:
         first, second = select(turned, b, a), select(turned, a, b)
         # By 0 both parts are divided, as NumPy does.
         nothing = self._op("eq", large, zero)
-        ratio = select(nothing, zero, self._op("div", small, large))
+        ratio = self._op("div", small, large)
         below = select(nothing, self._op("abs", large), self._op("add", large, self._op("mul", small, ratio)))
-        re = self._op("div", self._op("add", first, self._op("mul", second, ratio)), below)
-        im = self._op("div", self._op("sub", second, self._op("mul", first, ratio)), below)
+        across = [select(nothing, zero, self._op("mul", part, ratio)) for part in (second, first)]
+        re = self._op("div", self._op("add", first, across[0]), below)
+        im = self._op("div", self._op("sub", second, across[1]), below)
         im = select(turned, self._op("neg", im), im)
         factor = self._op("mul", scale, back)
         return Pair(self._op("mul", re, factor), self._op("mul", im, factor))

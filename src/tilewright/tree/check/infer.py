@@ -12,7 +12,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from tilewright.base.dtypes import DType, accumulator, bool_, complex64, complex128, complex_of, f32, f64, i64, promote, u64
+from tilewright.base.dtypes import (
+    DType,
+    accumulator,
+    bool_,
+    complex64,
+    complex128,
+    complex_of,
+    f32,
+    f64,
+    i64,
+    promote,
+    u64,
+)
 from tilewright.base.sizes import Size, number_name
 from tilewright.tree.typed import Apply, Cast, Const, Expr, ScalarRef, SizeValue
 

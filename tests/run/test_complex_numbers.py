@@ -145,6 +145,13 @@ def test_numbers_as_arguments() -> None:
     assert scale(x, 2.0).dtype == np.float32
 
 
+def test_mean_along_an_axis() -> None:
+    mean = from_text("def mean(x: tw.Array) -> tw.Array:\n    return x.mean(axis=0)\n")
+    x = draw(np.random.default_rng(5), 35, np.complex128).reshape(5, 7)
+    for device in ("cpu", "emulator"):
+        np.testing.assert_allclose(mean(x, device=device), x.mean(axis=0), rtol=1e-12)
+
+
 def test_in_place_and_scatter() -> None:
     turn = from_text("def turn(x: tw.InOut) -> None:\n    (n,) = x.shape\n    for i in tw.grid(n):\n        x[i] *= 1j\n")
     x = np.array([1, 2j, 3 + 4j], np.complex64)

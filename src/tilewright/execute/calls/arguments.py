@@ -40,9 +40,9 @@ class ReadArgument:
         return self.value.shape if isinstance(self.value, np.ndarray | DeviceArray) else ()
 
 
-def read_optional(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> ReadArgument:
+def read_optional(name: str, value: object, span: Span = NOWHERE, gpu: bool = False, with_complex: bool = False) -> ReadArgument:
     """As `read_argument`, for a parameter that may be left out."""
-    return ReadArgument(name, None, NoneArg()) if value is None else read_argument(name, value, span, gpu)
+    return ReadArgument(name, None, NoneArg()) if value is None else read_argument(name, value, span, gpu, with_complex)
 
 
 def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
@@ -51,11 +51,13 @@ def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
     return tuple(s // array.itemsize for s in array.strides)
 
 
-def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> ReadArgument:
-    """Classify one argument. For a GPU, alignment counts."""
+def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = False, with_complex: bool = False) -> ReadArgument:
+    """Classify one argument. For a GPU, alignment counts. `with_complex`: complex numbers are taken, as pairs; only calls of `@kernel` do."""
     if isinstance(value, bool | np.bool_):
         return ReadArgument(name, bool(value), ScalarArg(bool_))
     if isinstance(value, np.generic | complex) and is_complex(value):
+        if not with_complex:
+            raise _no_complex(name, type(value).__name__, span)
         parts, kind, weak = number_parts(name, value, span)
         return ReadArgument(name, parts, ScalarArg(kind, weak))
     if isinstance(value, np.generic):
@@ -84,6 +86,8 @@ def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = Fa
         copied(name, array, span, reason)
         array = np.array(array, order="C")
     if dtype.is_complex:
+        if not with_complex:
+            raise _no_complex(name, dtype.name, span)
         floats = parts_of(array)
         return ReadArgument(name, floats, complex_spec(_array_spec(floats, dtype, gpu), dtype))
     return ReadArgument(name, array, _array_spec(array, dtype, gpu))
@@ -160,6 +164,15 @@ def _bad_dtype(name: str, dtype: np.dtype, span: Span) -> UserError:
     error = UserError.at(
         "TW009", f"argument '{name}' has dtype {dtype}, which {reason}", span,
         "convert it with .astype(...)" if swapped else "convert it to a bool, integer, float or complex dtype first",
+    )  # fmt: skip
+    assert isinstance(error, UserError)
+    return error
+
+
+def _no_complex(name: str, kind: str, span: Span) -> UserError:
+    error = UserError.at(
+        "TW009", f"argument '{name}' is {kind}, and complex numbers are taken only by kernels (@tw.kernel) that run on one device", span,
+        "pass its real and imaginary parts, or x.view(numpy.float32)",
     )  # fmt: skip
     assert isinstance(error, UserError)
     return error

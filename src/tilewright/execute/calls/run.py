@@ -88,7 +88,7 @@ class Runner:
 
     def arguments(self, values: Mapping[str, object], gpu: bool) -> list[ReadArgument]:
         blocks = {name: PackedArray(values[name], dtype) for name, dtype in self.packed.items()}
-        found = [read_optional(name, blocks.get(name, value), self.function.span, gpu) for name, value in values.items()]
+        found = [read_optional(name, blocks.get(name, value), self.function.span, gpu, with_complex=True) for name, value in values.items()]
         for name in self.in_place:
             argument = next(a for a in found if a.name == name)
             if values[name] is None:

@@ -132,7 +132,7 @@ class ComplexMath:
         large, small = select(turned, d, c), select(turned, c, d)
         first, second = select(turned, b, a), select(turned, a, b)
         # By 0 both parts are divided, as NumPy does.
-        nothing = self._op("eq", large, zero)
+        nothing = self._op("and", self._op("eq", large, zero), self._op("eq", small, zero))
         ratio = self._op("div", small, large)
         below = select(nothing, self._op("abs", large), self._op("add", large, self._op("mul", small, ratio)))
         across = [select(nothing, zero, self._op("mul", part, ratio)) for part in (second, first)]

@@ -236,6 +236,9 @@ def test_stages_name_the_dtype() -> None:
     x = np.ones(3, np.complex64)
     text = show(multiply.stages(x, x).typed)
     assert "x: complex64[" in text and "out: complex64[" in text
+    from tilewright.tree.show import show as show_syntax
+
+    assert "2j" in show_syntax(BY_NAME["subtract_loop"].kernel.function)
 
 
 _LEAVES = st.sampled_from(["x", "y", "2j", "1.5", "x.real", "(3 - 1j)", "abs(y)"])

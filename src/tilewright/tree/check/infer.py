@@ -84,10 +84,11 @@ _TRUTH: dict[str, Callable[..., bool]] = {
 }  # fmt: skip
 
 
-def constant_of(expr: Expr) -> int | float | bool | complex | None:
+def constant_of(expr: Expr) -> int | float | bool | None:
     """The value of an expression that is made of literals alone, as far as conditions need it."""
     if isinstance(expr, Const) and not expr.shape:
-        return expr.value
+        value: int | float | bool | None = None if isinstance(expr.value, complex) else expr.value
+        return value
     if isinstance(expr, SizeValue):
         return expr.size.constant
     if isinstance(expr, Cast):

@@ -322,7 +322,7 @@ class Typing:
             if value.dtype.is_complex:
                 raise self.context.fail("TW006", f"complex() takes real numbers, got {describe(value)}", span, "add complex numbers: a + 1j * b")
         if all(isinstance(p, Const) and p.weak for p in parts):
-            return self.literal(complex(*(p.value for p in parts if isinstance(p, Const))), span)  # type: ignore[arg-type]
+            return self.literal(complex(*(p.value for p in parts if isinstance(p, Const))), span)
         met = self.as_float(self.meet("complex()", parts, span))
         shape = self.sizes.broadcast([p.shape for p in parts], span)
         if met[1]:

@@ -101,7 +101,7 @@ def written_out(name: str) -> list[str]:
 
 
 def type_page(names: list[str]) -> str:
-    kinds = {"b": "true or false", "i": "signed integer", "u": "unsigned integer", "f": "float", "q": "packed quantised block"}
+    kinds = {"b": "true or false", "i": "signed integer", "u": "unsigned integer", "f": "float", "c": "complex", "q": "packed quantised block"}
     lines = ["# Element types", "", "| name | what it is | bits |", "|---|---|---|"]
     for name in names:
         value = getattr(tw, name)

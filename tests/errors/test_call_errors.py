@@ -114,12 +114,12 @@ def test_byte_swapped_array() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "datetime64[s]", "U3"])
+@pytest.mark.parametrize("dtype", ["clongdouble", "datetime64[s]", "U3"])
 def test_dtypes_that_are_no_numbers_of_ours(dtype: str) -> None:
     array = np.zeros((2, 2), dtype)
     assert message(lambda: scale_columns(array, m(2))) == (
         f"error[TW009]: argument 'm' has dtype {array.dtype}, which is not supported\n"
-        "help: convert it to a bool, integer or float dtype first"
+        "help: convert it to a bool, integer, float or complex dtype first"
     )
 
 

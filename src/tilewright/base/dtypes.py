@@ -40,7 +40,7 @@ def checked_shape(shape: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """One element type. `kind` is 'b' bool, 'i' signed, 'u' unsigned, 'f' float, 'q' packed quantised block."""
+    """One element type. `kind` is 'b' bool, 'i' signed, 'u' unsigned, 'f' float, 'c' complex, 'q' packed quantised block."""
 
     name: str
     kind: str
@@ -84,6 +84,21 @@ class DType:
     @property
     def is_bool(self) -> bool:
         return self.kind == "b"
+
+    @property
+    def is_complex(self) -> bool:
+        """A pair of floats, the real part first. Kernels compute with the two."""
+        return self.kind == "c"
+
+    @property
+    def is_inexact(self) -> bool:
+        """A float, or a complex number."""
+        return self.kind in "fc"
+
+    @property
+    def part(self) -> DType:
+        """Of a complex type: that of its parts. Else the type itself."""
+        return self if self.kind != "c" else f32 if self.bits == 64 else f64
 
     @property
     def is_packed(self) -> bool:
@@ -143,7 +158,7 @@ _NUMPY: dict[str, type] = {
     "bool": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
     "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
     "f16": np.float16, "f32": np.float32, "f64": np.float64,
-    "bf16": ml_dtypes.bfloat16, "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
+    "complex64": np.complex64, "complex128": np.complex128, "bf16": ml_dtypes.bfloat16, "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
 
 bool_ = DType("bool", "b", 8, llvm="i1")
@@ -161,6 +176,8 @@ f32 = DType("f32", "f", 32, 23, "float")
 f64 = DType("f64", "f", 64, 52, "double")
 f8e4m3 = DType("f8e4m3", "f", 8, 3, "i8")
 f8e5m2 = DType("f8e5m2", "f", 8, 2, "i8")
+complex64 = DType("complex64", "c", 64)
+complex128 = DType("complex128", "c", 128)
 q4_0 = DType("q4_0", "q", 4, block=32, block_bytes=18)
 q4_1 = DType("q4_1", "q", 4, block=32, block_bytes=20)
 q5_0 = DType("q5_0", "q", 5, block=32, block_bytes=22)
@@ -190,6 +207,8 @@ GROUPS: tuple[DType, ...] = tuple(
 )
 """Groups of 4 or 8 bits with one scale each, the numbers as ONNX's `MatMulNBits` has them."""
 SCALARS: tuple[DType, ...] = tuple(d for d in ALL if d.kind != "q")
+COMPLEX: tuple[DType, ...] = (complex64, complex128)
+"""Types of kernels' numbers that devices never see: a complex array is one of floats, with one more axis of extent 2."""
 
 _ALIASES = {
     "float": "f32", "float32": "f32", "float64": "f64", "double": "f64", "float16": "f16", "half": "f16",
@@ -197,7 +216,7 @@ _ALIASES = {
     "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool_": "bool",
     "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2", "fp8": "f8e4m3", "e4m3": "f8e4m3", "e5m2": "f8e5m2",
 }  # fmt: skip
-_BY_NAME = {d.name: d for d in (*ALL, *GROUPS)}
+_BY_NAME = {d.name: d for d in (*ALL, *COMPLEX, *GROUPS)}
 _BY_NUMPY = {d.numpy: d for d in SCALARS}
 
 
@@ -215,6 +234,16 @@ def from_numpy(dtype: np.dtype) -> DType | None:
     return _BY_NUMPY.get(dtype)
 
 
+def complex_from_numpy(dtype: np.dtype) -> DType | None:
+    """Our complex dtype for a NumPy one, or None where it is something else."""
+    return next((d for d in COMPLEX if d.numpy == dtype and dtype.isnative), None)
+
+
+def complex_of(dtype: DType) -> DType:
+    """The complex type whose parts hold such numbers: complex64 for floats of up to 32 bits, else complex128."""
+    return dtype if dtype.is_complex else complex64 if dtype.is_float and dtype.bits <= 32 else complex128
+
+
 def promote(a: DType, b: DType) -> DType | None:
     """The type of `a op b`; None where every choice would lose data (mixing u64 with a signed integer, f16 with bf16)."""
     if a is b:
@@ -225,6 +254,9 @@ def promote(a: DType, b: DType) -> DType | None:
         return b
     if b.is_bool:
         return a
+    if a.is_complex or b.is_complex:
+        part = promote(a.part, b.part)
+        return None if part is None else complex_of(part)
     if a.is_float and b.is_float:
         wide, narrow = (a, b) if a.bits > b.bits else (b, a)
         return None if wide.bits == narrow.bits else wide
@@ -246,6 +278,8 @@ def loses(source: DType, target: DType) -> bool:
         return False
     if target.is_bool or target.kind == "q" or source.kind == "q":
         return True
+    if source.is_complex or target.is_complex:
+        return not target.is_complex or loses(source.part, target.part)
     if source.is_float:
         return not target.is_float
     if target.is_float:

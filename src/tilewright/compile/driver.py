@@ -210,13 +210,22 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
 
         typed, program = check_joined(function, signature.args)
     else:
-        typed = _with_places(check_kernel(function, signature.args), signature.results)
+        typed = check_kernel(function, signature.args)
+        typed = _with_places(typed, _without_parts(typed, signature.results))
         program = from_tree(typed, Trace())
     facts = _by_name(program, signature.divisors) | _by_name(program, signature.spacing, stride=True)
     precision = signature.precision if signature.precision != "auto" else typed.metadata.precision or "auto"
     if facts or precision != "auto":
         program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, precision)) for c in program.calls))
     return typed, program
+
+
+def _without_parts(typed: TypedKernel, results: Sequence[tuple[int | None, ...] | None]) -> tuple[tuple[int | None, ...] | None, ...]:
+    """Strides of results as their dtypes count axes: the parts of complex numbers are given as one more axis."""
+    dtypes = [array.dtype for array in typed.outputs]
+    if len(results) != len(dtypes):
+        return tuple(results)
+    return tuple(s[:-1] if s is not None and d.is_complex and s[-1:] == (1,) else s for s, d in zip(results, dtypes, strict=True))
 
 
 def _with_places(typed: TypedKernel, results: Sequence[tuple[int | None, ...] | None]) -> TypedKernel:

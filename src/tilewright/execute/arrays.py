@@ -79,6 +79,8 @@ def as_dtype(dtype: object) -> DType:
     if isinstance(dtype, DType):
         if dtype.is_packed:
             raise UserError.at("TW005", f"{dtype} is a type of packed blocks, which tw.quantize makes", help="make an array of f32, and pack it with tw.quantize")
+        if dtype.is_complex:
+            raise UserError.at("TW009", f"{dtype} is no dtype of arrays in a device's memory", help="make an array of floats with one more axis, of extent 2; kernels take complex arrays of NumPy")
         return dtype
     try:
         found = dtypes.from_numpy(np.dtype(dtype))  # type: ignore[call-overload]

@@ -308,7 +308,7 @@ class _Inliner:
 
     def _argument(self, param: syntax.Param, value: Expr, assigned: bool, owner: str, before: list[Stmt]) -> Expr:
         """What stands for a parameter in the body."""
-        typed = isinstance(param.type, syntax.Name) and param.type.id not in ("int", "float", "bool") and dtypes.is_name(param.type.id)
+        typed = isinstance(param.type, syntax.Name) and param.type.id not in ("int", "float", "bool", "complex") and dtypes.is_name(param.type.id)
         if not assigned and not typed and isinstance(value, syntax.Name | syntax.Number | syntax.Bool | syntax.Nothing):
             return value
         name = self._fresh(param.name, owner)

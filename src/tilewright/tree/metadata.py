@@ -450,7 +450,7 @@ class _MetadataReader:
 def constant(expr: syntax.Expr) -> int | float | bool | None:
     """The number an expression of literals means, or None."""
     if isinstance(expr, syntax.Number | syntax.Bool):
-        return expr.value
+        return None if isinstance(expr.value, complex) else expr.value
     if isinstance(expr, syntax.Unary) and expr.op == "-":
         value = constant(expr.operand)
         return None if value is None else -value

@@ -196,6 +196,8 @@ def _compute(node: syntax.Compute) -> str:
 
 
 def _number(node: syntax.Number) -> str:
+    if isinstance(node.value, complex):
+        return repr(node.value)
     if node.unit:
         scaled = node.value / _UNITS[node.unit]
         return f"{int(scaled) if scaled == int(scaled) else scaled}{node.unit}"

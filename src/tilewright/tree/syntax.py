@@ -22,9 +22,9 @@ class Node:
 
 @record
 class Number(Node):
-    """`1`, `2.5`, `inf`; with a unit suffix (`1GB`, `1000ms`) the value is scaled and `unit` kept."""
+    """`1`, `2.5`, `2j`, `inf`; with a unit suffix (`1GB`, `1000ms`) the value is scaled and `unit` kept."""
 
-    value: int | float
+    value: int | float | complex
     unit: str = ""
 
 

@@ -12,6 +12,7 @@ that of what it meets. The `dtype` of such an expression is what it has when it 
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Any
 
 from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.record import record
@@ -133,7 +134,8 @@ class TypedNode:
 
 @record
 class Const(TypedNode):
-    value: int | float | bool
+    value: Any
+    """A bool, int, float or complex, as the dtype says."""
     dtype: DType
     weak: str = ""
     shape: Shape = ()

@@ -54,7 +54,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "masked without a mask": (np.ma.array(VALUES), "masked array"),
     "matrix": (np.matrix([VALUES]), "whose arithmetic is not that of arrays"),
     "with a unit": (np.array(VALUES).view(Quantity), "whose arithmetic is not that of arrays"),
-    "complex": (np.ones(3, complex), "has dtype complex128"),
     "long double": (np.ones(3, np.longdouble), "has dtype float128" if np.longdouble is not np.float64 else ""),
     "objects": (np.array([1, None], object), "has dtype object"),
     "text": (np.array(["a"]), "has dtype <U1"),
@@ -68,8 +67,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "only __array__": (SimpleNamespace(__array__=lambda *a, **k: np.ones(3)), "is a SimpleNamespace"),
     "decimal": (Decimal(1), "is a Decimal"),
     "fraction": (Fraction(1, 2), "is a Fraction"),
-    "complex number": (1j, "is a complex"),
-    "NumPy's complex number": (np.complex64(1), "has dtype complex64"),
     "a large int": (1 << 63, "no 64-bit integer holds"),
     "a date": (np.datetime64("2020-01-01"), "has dtype datetime64"),
     "nothing": (None, "got None"),
@@ -86,6 +83,12 @@ def test_what_would_lose_its_meaning_is_refused(case: str, device: str) -> None:
         assert reason in str(caught.value), str(caught.value)
     with pytest.raises(tw.UserError):
         tw.gpu_launch(add_one, 1, 32, value, device=device)
+
+
+@pytest.mark.parametrize("value", [np.ones(3, np.complex64), 1j, np.complex128(1)], ids=["array", "number", "NumPy's number"])
+def test_complex_numbers_are_no_arguments_of_explicit_kernels(value: Any) -> None:
+    with pytest.raises(tw.UserError, match="complex"):
+        tw.gpu_launch(add_one, 1, 32, value, device="emulator")
 
 
 def test_the_same_after_calls_that_were_right() -> None:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.base.dtypes import DType, bool_, f64, from_numpy, i64
+from tilewright.base.dtypes import DType, bool_, complex_from_numpy, f64, from_numpy, i64
 from tilewright.base.errors import UserError
 from tilewright.base.source import NOWHERE, Span
 from tilewright.compile.driver import Signature
+from tilewright.execute.calls.complex_arrays import complex_spec, is_complex, number_parts, parts_of
 from tilewright.execute.speed_warnings import copied
 from tilewright.runtime.memory.device_array import DeviceArray
 from tilewright.runtime.memory.packed_array import PackedArray
@@ -31,7 +32,7 @@ DIVISORS = (64, 16, 8, 4)
 class ReadArgument:
     name: str
     value: np.ndarray | DeviceArray | Number | None
-    """None where the call leaves an optional parameter out. Of packed blocks, their bytes: one axis more than `spec` has."""
+    """None where the call leaves an optional parameter out. Of packed blocks, their bytes, and of complex numbers, their parts: one axis more than `spec` has."""
     spec: ArgSpec
 
     @property
@@ -39,9 +40,9 @@ class ReadArgument:
         return self.value.shape if isinstance(self.value, np.ndarray | DeviceArray) else ()
 
 
-def read_optional(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> ReadArgument:
+def read_optional(name: str, value: object, span: Span = NOWHERE, gpu: bool = False, with_complex: bool = False) -> ReadArgument:
     """As `read_argument`, for a parameter that may be left out."""
-    return ReadArgument(name, None, NoneArg()) if value is None else read_argument(name, value, span, gpu)
+    return ReadArgument(name, None, NoneArg()) if value is None else read_argument(name, value, span, gpu, with_complex)
 
 
 def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
@@ -50,10 +51,15 @@ def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
     return tuple(s // array.itemsize for s in array.strides)
 
 
-def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> ReadArgument:
-    """Classify one argument. For a GPU, alignment counts."""
+def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = False, with_complex: bool = False) -> ReadArgument:
+    """Classify one argument. For a GPU, alignment counts. `with_complex`: complex numbers are taken, as pairs; only calls of `@kernel` do."""
     if isinstance(value, bool | np.bool_):
         return ReadArgument(name, bool(value), ScalarArg(bool_))
+    if isinstance(value, np.generic | complex) and is_complex(value):
+        if not with_complex:
+            raise _no_complex(name, type(value).__name__, span)
+        parts, kind, weak = number_parts(name, value, span)
+        return ReadArgument(name, parts, ScalarArg(kind, weak))
     if isinstance(value, np.generic):
         # Before Python's numbers: numpy.float64 is one of them, too, and has a type of its own all the same.
         dtype = from_numpy(value.dtype)
@@ -71,7 +77,7 @@ def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = Fa
     if isinstance(value, PackedArray):
         return _read_packed(name, value, span, gpu)
     array = value if type(value) is np.ndarray else _as_numpy(name, value, span)
-    dtype = from_numpy(array.dtype)
+    dtype = from_numpy(array.dtype) or complex_from_numpy(array.dtype)
     if dtype is None:
         raise _bad_dtype(name, array.dtype, span)
     if not array.flags.aligned or any(s % array.itemsize for s in array.strides):
@@ -79,6 +85,11 @@ def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = Fa
         reason = "its elements do not begin where their dtype wants" if not array.flags.aligned else f"its strides, {array.strides} bytes, are no whole elements"
         copied(name, array, span, reason)
         array = np.array(array, order="C")
+    if dtype.is_complex:
+        if not with_complex:
+            raise _no_complex(name, dtype.name, span)
+        floats = parts_of(array)
+        return ReadArgument(name, floats, complex_spec(_array_spec(floats, dtype, gpu), dtype))
     return ReadArgument(name, array, _array_spec(array, dtype, gpu))
 
 
@@ -152,7 +163,16 @@ def _bad_dtype(name: str, dtype: np.dtype, span: Span) -> UserError:
     reason = "has the other byte order" if swapped else "is not supported"
     error = UserError.at(
         "TW009", f"argument '{name}' has dtype {dtype}, which {reason}", span,
-        "convert it with .astype(...)" if swapped else "convert it to a bool, integer or float dtype first",
+        "convert it with .astype(...)" if swapped else "convert it to a bool, integer, float or complex dtype first",
+    )  # fmt: skip
+    assert isinstance(error, UserError)
+    return error
+
+
+def _no_complex(name: str, kind: str, span: Span) -> UserError:
+    error = UserError.at(
+        "TW009", f"argument '{name}' is {kind}, and complex numbers are taken only by kernels (@tw.kernel) that run on one device", span,
+        "pass its real and imaginary parts, or x.view(numpy.float32)",
     )  # fmt: skip
     assert isinstance(error, UserError)
     return error

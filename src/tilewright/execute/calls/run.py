@@ -18,6 +18,7 @@ from tilewright.base.dtypes import DType
 from tilewright.base.errors import DeviceError
 from tilewright.compile.driver import Signature
 from tilewright.execute.calls.arguments import ReadArgument, read_optional, signature
+from tilewright.execute.calls.complex_arrays import any_complex, check_given, given_parts, makes_complex, results
 from tilewright.execute.calls.in_place import check_in_place
 from tilewright.execute.calls.index_checks import all_checked
 from tilewright.execute.calls.kernel_calls import KernelCalls
@@ -28,7 +29,9 @@ from tilewright.execute.kinds import kind_of
 from tilewright.runtime.core import observe, streams
 from tilewright.runtime.memory.device_array import DeviceArray
 from tilewright.runtime.memory.packed_array import PackedArray
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.syntax import Function
+from tilewright.tree.typed import ArgSpec
 
 
 class Runner:
@@ -51,6 +54,11 @@ class Runner:
         self.in_place = tuple(p.name for p in function.params if p.in_place)
         """Parameters that are written where they lie."""
         self._last: Artifact | None = None
+        self._complex: Runner | None = None
+        """Makes the calls with complex numbers, among arguments or results."""
+        self._made: bool | None = None
+        self._results: dict[tuple[ArgSpec, ...], tuple[DType, ...]] = {}
+        """Of that one: dtypes of results by kinds of arguments."""
         self._with_packed: dict[tuple[tuple[str, str], ...], Runner] = {}
         """The runners of calls with packed blocks, by parameters and dtypes."""
 
@@ -80,7 +88,7 @@ class Runner:
 
     def arguments(self, values: Mapping[str, object], gpu: bool) -> list[ReadArgument]:
         blocks = {name: PackedArray(values[name], dtype) for name, dtype in self.packed.items()}
-        found = [read_optional(name, blocks.get(name, value), self.function.span, gpu) for name, value in values.items()]
+        found = [read_optional(name, blocks.get(name, value), self.function.span, gpu, with_complex=True) for name, value in values.items()]
         for name in self.in_place:
             argument = next(a for a in found if a.name == name)
             if values[name] is None:
@@ -105,6 +113,28 @@ class Runner:
             other.packed, other.spreads, other.by_kind, other._with_packed, other._last = dict(packed), {}, {}, {}, None
         return self._with_packed[key]
 
+    def has_complex(self, values: Mapping[str, object], out: object) -> bool:
+        """Whether a call may have complex numbers."""
+        if self._made is None:
+            self._made = makes_complex(self.function)
+        return self._made or any_complex([*values.values(), out])
+
+    def _run_complex(self, values: Mapping[str, object], device: Device, out: object) -> object:
+        """Code takes and gives arrays of parts; machine code for calls with floats is kept apart from it."""
+        if self._complex is None:
+            self._complex = copy(self)
+            self._complex.by_kind, self._complex.spreads, self._complex._last = {}, {}, None
+        own = self._complex
+        found = [argument.spec for argument in self.arguments(values, device.target.is_gpu)]
+        key = tuple(found)
+        if key not in self._results:
+            self._results[key] = tuple(array.dtype for array in check_kernel(self.function, key).outputs)
+        dtypes = self._results[key]
+        check_given(self.function.name, out, dtypes, self.function.span)
+        result = own._observed(values, device, given_parts(out))
+        self.last = own.last
+        return out if out is not None or not dtypes else results(result, dtypes, self.function.span)
+
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
         packed = {name: value.dtype for name, value in values.items() if isinstance(value, PackedArray)}
         if packed:
@@ -112,6 +142,11 @@ class Runner:
             result = runner.run({n: v.blocks if isinstance(v, PackedArray) else v for n, v in values.items()}, device, out)
             self.last = runner.last
             return result
+        if self.has_complex(values, out):
+            return self._run_complex(values, device, out)
+        return self._observed(values, device, out)
+
+    def _observed(self, values: Mapping[str, object], device: Device, out: object) -> object:
         watcher = observe.observer
         if watcher is None:
             return self._run(values, device, out)

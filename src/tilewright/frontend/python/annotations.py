@@ -12,7 +12,7 @@ from tilewright.tree import syntax
 
 _ARRAYS = ("array", "tensor", "ndarray", "devicearray", "arraylike", "any", "object")
 """Words for an array of any dtype and rank, and for anything at all."""
-_HELP = 'use tw.Array, int, float, bool, a dtype, or "f32[rows, cols]"'
+_HELP = 'use tw.Array, int, float, complex, bool, a dtype, or "f32[rows, cols]"'
 
 
 def check_parameter(name: str, node: syntax.Expr | None, sink: Diagnostics) -> None:
@@ -20,7 +20,7 @@ def check_parameter(name: str, node: syntax.Expr | None, sink: Diagnostics) -> N
     if node is None:
         return
     if isinstance(node, syntax.Name):
-        if node.id.lower() not in _ARRAYS and node.id not in ("int", "float", "bool") and not dtypes.is_name(node.id):
+        if node.id.lower() not in _ARRAYS and node.id not in ("int", "float", "bool", "complex") and not dtypes.is_name(node.id):
             sink.error("TW005", f"'{name}' is annotated as '{node.id}', which is no type of a kernel's parameter", node.span, _HELP)
         return
     if not isinstance(node, syntax.Index) or not isinstance(node.value, syntax.Name):

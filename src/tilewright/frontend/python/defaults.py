@@ -18,7 +18,7 @@ from tilewright.base.errors import Diagnostics
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 
-_NO_RESULTS = ("str", "bytes", "list", "dict", "set", "frozenset", "complex", "bytearray")
+_NO_RESULTS = ("str", "bytes", "list", "dict", "set", "frozenset", "bytearray")
 _RESULT_HELP = "a kernel returns tw.Array, int, float, bool, a dtype such as tw.f32, or a tuple of these"
 _UNKNOWN = object()
 
@@ -45,9 +45,11 @@ def wrong_default(name: str, kind: str, optional: bool, value: object) -> str:
     if isinstance(value, bool | np.bool_):
         fits = kind in ("bool", "")
     elif isinstance(value, int | np.integer):
-        fits = kind in ("int", "float", "") or (dtypes.is_name(kind) and _holds(kind, int(value)))
+        fits = kind in ("int", "float", "complex", "") or (dtypes.is_name(kind) and _holds(kind, int(value)))
     elif isinstance(value, float | np.floating):
-        fits = kind in ("float", "") or (dtypes.is_name(kind) and dtypes.by_name(kind).is_float)
+        fits = kind in ("float", "complex", "") or (dtypes.is_name(kind) and dtypes.by_name(kind).is_inexact)
+    elif isinstance(value, complex | np.complexfloating):
+        fits = kind in ("complex", "") or (dtypes.is_name(kind) and dtypes.by_name(kind).is_complex)
     else:
         fits = hasattr(value, "shape") and hasattr(value, "dtype") and kind in ("array", "")
     return "" if fits else f"the default of '{name}' is {_shown(value)}, but '{name}' must be {_words(kind)}"
@@ -60,7 +62,7 @@ def check_default(param: syntax.Param, sink: Diagnostics) -> None:
         return
     kind = "" if param.type is None else "array"
     if isinstance(param.type, syntax.Name):
-        kind = param.type.id if param.type.id in ("int", "float", "bool") or dtypes.is_name(param.type.id) else "array"
+        kind = param.type.id if param.type.id in ("int", "float", "bool", "complex") or dtypes.is_name(param.type.id) else "array"
         kind = "" if kind == "array" and param.type.id.lower() in ("any", "object") else kind
     message = wrong_default(param.name, kind, param.optional or param.type is None, value)
     if message:
@@ -111,13 +113,13 @@ def _kind(text: str) -> tuple[str, bool]:
     parts = [part.strip() for part in re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2", text).split("|")]
     words = [part for part in parts if part not in ("None", "NoneType")]
     word = words[0].rpartition(".")[2] if len(words) == 1 and "[" not in words[0] else ""
-    known = word in ("int", "float", "bool", "Array") or dtypes.is_name(word)
+    known = word in ("int", "float", "bool", "complex", "Array") or dtypes.is_name(word)
     return ("array" if word == "Array" else word if known else ""), optional or not known
 
 
 def _holds(kind: str, value: int) -> bool:
     dtype = dtypes.by_name(kind)
-    return dtype.is_float or (not dtype.is_bool and int(dtype.min_value) <= value <= int(dtype.max_value))
+    return dtype.is_inexact or (not dtype.is_bool and int(dtype.min_value) <= value <= int(dtype.max_value))
 
 
 def _words(kind: str) -> str:

@@ -179,7 +179,7 @@ class ExpressionReader:
                 self._sink.items += [d for d in error.diagnostics if d not in self._sink.items]
                 return syntax.Broken(span=span)
 
-    def _literal(self, value: bool | int | float | str, node: ast.expr) -> Expr:
+    def _literal(self, value: bool | int | float | complex | str, node: ast.expr) -> Expr:
         span = self._place.span(node)
         if isinstance(value, bool):
             return syntax.Bool(value, span=span)
@@ -201,7 +201,7 @@ class ExpressionReader:
                 return syntax.Name(node.id, span=span)
             return self._resolved(node) or syntax.Name(node.id, span=span)
         if isinstance(node, ast.Constant):
-            if isinstance(node.value, bool | int | float | str):
+            if isinstance(node.value, bool | int | float | complex | str):
                 return self._literal(node.value, node)
             if node.value is None:
                 return syntax.Nothing(span=span)
@@ -381,12 +381,15 @@ class ExpressionReader:
         return syntax.Call(syntax.Callee(tree, span=span), (Argument(value, span=value.span),), span=span)
 
     def _method(self, function: ast.Attribute, node: ast.Call, span: Span) -> Expr | None:
-        """`x.sum(axis=1)` is `sum(x, axis=1)`, `x.astype(t)` is `cast(x, t)`."""
+        """`x.sum(axis=1)` is `sum(x, axis=1)`, `x.astype(t)` is `cast(x, t)`, `z.conj()` is `conj(z)`."""
         if function.attr in REDUCTIONS and len(node.args) <= 1:
             axis = self.read(node.args[0]) if node.args and not _is_none(node.args[0]) else None
             return self._reduce(function.attr, self.read(function.value), axis, node, span)
         if function.attr == "median" and len(node.args) <= 1:
             return self._median(self.read(function.value), node.args[0] if node.args else None, node, span)
+        if function.attr in ("conj", "conjugate") and not node.args and not node.keywords:
+            owner = self.read(function.value)
+            return syntax.Call(syntax.Name("conj", span=self._place.span(function)), (Argument(owner, span=owner.span),), span=span)
         if function.attr == "astype":
             owner = self.read(function.value)
             name = syntax.Name("cast", span=self._place.span(function))

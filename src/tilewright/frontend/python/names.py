@@ -33,7 +33,7 @@ class Word:
 
 @record
 class Constant:
-    value: bool | int | float | str
+    value: bool | int | float | complex | str
 
 
 @record
@@ -134,6 +134,8 @@ def classify(value: object) -> Meaning:
         return Constant(int(value))
     if isinstance(value, numbers.Real):
         return Constant(float(value))
+    if isinstance(value, numbers.Complex):
+        return Constant(complex(value))
     if type(value).__module__ == "numpy" and type(value).__name__ == "bool":
         return Constant(bool(value))
     python = getattr(value, "python", None) if type(value).__module__ == f"{PACKAGE}.execute.kernel" else None
@@ -224,10 +226,10 @@ def _constants(node: ast.expr, names: Mapping[str, object]) -> object:
     return _constant(node, names)
 
 
-def _constant(node: ast.expr, names: Mapping[str, object]) -> bool | int | float | str | None:
+def _constant(node: ast.expr, names: Mapping[str, object]) -> bool | int | float | complex | str | None:
     """The value of a simple constant expression: literals, earlier constants, + - * / // % ** and signs."""
     if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, bool | int | float | str) else None
+        return node.value if isinstance(node.value, bool | int | float | complex | str) else None
     if isinstance(node, ast.Name):
         meaning = classify(names[node.id]) if node.id in names else None
         return meaning.value if isinstance(meaning, Constant) else None
@@ -237,7 +239,7 @@ def _constant(node: ast.expr, names: Mapping[str, object]) -> bool | int | float
         return found.value if isinstance(found, Constant) else None
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _constant(node.operand, names)
-        return -value if isinstance(value, int | float) else None
+        return -value if isinstance(value, int | float | complex) else None
     if isinstance(node, ast.BinOp):
         left, right = _constant(node.left, names), _constant(node.right, names)
         if isinstance(left, int | float) and isinstance(right, int | float):

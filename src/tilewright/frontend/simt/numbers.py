@@ -373,7 +373,7 @@ def as_dtype(val: Val) -> DType | None:
     if not isinstance(val, Host):
         return None
     if isinstance(val.object, DType):
-        return val.object
+        return None if val.object.is_complex else val.object  # explicit kernels compute with parts
     if val.object in (int, float, bool):
         return {int: i64, bool: bool_}.get(val.object)
     import numpy as np

@@ -413,6 +413,18 @@ def pow(a: float, b: float) -> float:
 def pow(a: Array, b: Array | float) -> Array:
     """a to the b."""
 
+def complex(re: float | Array, im: float | Array = 0.0) -> Any:
+    """The complex number of these parts: complex64 of f32, complex128 of f64."""
+
+def conj(z: Any) -> Any:
+    """The complex number with the sign of its imaginary part turned."""
+
+def real(z: Any) -> Any:
+    """The real part: z.real."""
+
+def imag(z: Any) -> Any:
+    """The imaginary part: z.imag."""
+
 def isnan(x: float) -> bool:
     """Whether x is NaN."""
 

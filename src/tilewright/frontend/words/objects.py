@@ -48,6 +48,20 @@ class Array:
     dtype: DType
     size: int
 
+    @property
+    def real(self) -> Array:
+        """The real parts of complex numbers."""
+        refuse("Array")
+
+    @property
+    def imag(self) -> Array:
+        """Their imaginary parts."""
+        refuse("Array")
+
+    def conj(self) -> Array:
+        """The numbers with the signs of their imaginary parts turned."""
+        refuse("Array")
+
     def __class_getitem__(cls, dtype: object) -> type[Array]:
         """`tw.Array[tw.f32]`: an array of that dtype, of any rank."""
         return cls

@@ -6,19 +6,20 @@ are kept in a scope (a dict from variable to IR value) that is copied into regio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
 from tilewright.base.errors import UserError
-from tilewright.base.sizes import Size, SizeCall, has_numbers, is_number, parameter_of
+from tilewright.base.sizes import ONE, Size, SizeCall, contiguous_strides, has_numbers, is_number, parameter_of
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
 from tilewright.ir.printing import FormatError, pieces
 from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
+from tilewright.passes.from_tree.complex_numbers import ComplexMath, Pair
 from tilewright.tree.order.classify import without
 from tilewright.tree.typed import (
     Accumulate,
@@ -55,7 +56,47 @@ from tilewright.tree.typed import (
 )
 from tilewright.tree.typed_walk import assigned, walk, walk_expr
 
-Scope = dict[Variable | LoopVar, Value]
+Number = Value | Pair
+"""What a variable holds, or an expression is: a value, of complex dtypes two."""
+Scope = dict[Variable | LoopVar, Number]
+
+
+def tensor_type(array: ArrayInfo) -> Tensor:
+    """What lies in memory. Complex numbers are pairs of floats along one more axis; strides that calls bind are in floats already."""
+    if not array.dtype.is_complex:
+        return Tensor(array.stored, array.shape, array.strides, align=array.align)
+    shape = (*array.shape, Size.of(2))
+    packed = array.strides == contiguous_strides(array.shape)
+    strides = contiguous_strides(shape) if packed else (*array.strides, ONE)
+    return Tensor(array.dtype.part, shape, strides, align=array.align)
+
+
+def scalar_type(scalar: ScalarInfo) -> Tensor:
+    """A complex number that is an argument: an array of its parts."""
+    return Tensor(scalar.dtype.part, (Size.of(2),), (ONE,))
+
+
+def spread(numbers: Sequence[Number]) -> list[Value]:
+    """All values that these are made of."""
+    found: list[Value] = []
+    for number in numbers:
+        if isinstance(number, Pair):
+            assert number.im is not None
+            found += (number.re, number.im)
+        else:
+            found.append(number)
+    return found
+
+
+def gathered(variables: Sequence[Variable], values: Sequence[Value]) -> list[Number]:
+    """The numbers that variables hold, from their values in order."""
+    rest = iter(values)
+    return [Pair(next(rest), next(rest)) if var.dtype.is_complex else next(rest) for var in variables]
+
+
+def part_names(variables: Sequence[Variable]) -> list[str]:
+    """A name for each value of these."""
+    return [name for var in variables for name in ((f"{var.name}_re", f"{var.name}_im") if var.dtype.is_complex else (var.name,))]
 
 
 class Draft:
@@ -74,7 +115,7 @@ class Draft:
         """Arrays the kernel stores to."""
         self.read: set[str] = set()
         """Arrays it loads from."""
-        self._stored: dict[str, tuple[tuple[Value, ...], Value]] = {}
+        self._stored: dict[str, tuple[tuple[Value, ...], Number]] = {}
         """For arrays whose last store is sure: where it went, and the value as stored."""
         self._arrays = arrays
         self._scalars = scalars
@@ -170,41 +211,141 @@ class Draft:
     def param(self, name: str) -> Value:
         if name not in self._params:
             if name in self._scalars:
-                self._params[name] = Value(Scalar(self._scalars[name].dtype), name)
+                scalar = self._scalars[name]
+                self._params[name] = Value(scalar_type(scalar) if scalar.dtype.is_complex else Scalar(scalar.dtype), name)
             else:
-                array = self._arrays[name]
-                self._params[name] = Value(Tensor(array.stored, array.shape, array.strides, align=array.align), name)
+                self._params[name] = Value(tensor_type(self._arrays[name]), name)
         return self._params[name]
 
-    def load(self, builder: Builder, array: ArrayInfo, indices: Sequence[Value]) -> Value:
+    def load(self, builder: Builder, array: ArrayInfo, indices: Sequence[Value]) -> Number:
         stored = self._stored.get(array.name)
         if stored is not None and stored[0] == tuple(indices) and builder is self.body:
+            if isinstance(stored[1], Pair):
+                return stored[1]
             return builder.cast(stored[1], compute_dtype(array.dtype))
         self.read.add(array.name)
+        if array.dtype.is_complex:
+            return self.load_pair(builder, array.name, indices)
         value = builder.op("load", self.param(array.name), *indices, name="")
         return builder.cast(value, compute_dtype(array.dtype))
 
-    def store(self, builder: Builder, array: ArrayInfo, indices: Sequence[Value], value: Value) -> None:
-        value = builder.cast(value, array.dtype)
-        builder.multi("store", self.param(array.name), *indices, value)
+    def load_pair(self, builder: Builder, name: str, indices: Sequence[Value]) -> Pair:
+        """The parts of a complex number."""
+        re, im = (builder.op("load", self.param(name), *indices, self.number(builder, part, i64), name="") for part in (0, 1))
+        return Pair(re, im)
+
+    def store(self, builder: Builder, array: ArrayInfo, indices: Sequence[Value], value: Number) -> None:
+        if array.dtype.is_complex:
+            assert isinstance(value, Pair)
+            value = self.pair_as(builder, value, array.dtype)
+            for part, number in enumerate(spread([value])):
+                builder.multi("store", self.param(array.name), *indices, self.number(builder, part, i64), number)
+        else:
+            assert isinstance(value, Value)
+            value = builder.cast(value, array.dtype)
+            builder.multi("store", self.param(array.name), *indices, value)
         self.written.add(array.name)
         if builder is self.body:
             self._stored[array.name] = (tuple(indices), value)
         else:
             self._stored.pop(array.name, None)
 
-    def accumulate(self, builder: Builder, store: Store, indices: Sequence[Value], value: Value) -> None:
+    def accumulate(self, builder: Builder, store: Store, indices: Sequence[Value], value: Number) -> None:
         """Combine into an element that other points may combine into as well."""
         name = store.array.name
+        if store.array.dtype.is_complex:
+            assert isinstance(value, Pair)
+            if store.kind != "add":
+                raise UserError.at("TW012", f"several iterations multiply elements of '{name}', which is {store.array.dtype}, in any order", store.span, "use a loop over range(…)")
+            for part, number in enumerate(spread([self.pair_as(builder, value, store.array.dtype)])):
+                builder.multi("accumulate", self.param(name), *indices, self.number(builder, part, i64), number, kind=store.kind)
+            self.written.add(name)
+            self._stored.pop(name, None)
+            return
+        assert isinstance(value, Value)
         builder.multi("accumulate", self.param(name), *indices, builder.cast(value, compute_dtype(store.array.dtype)), kind=store.kind)
         self.written.add(name)
         self._stored.pop(name, None)
 
-    def variable(self, var: Variable, scope: Scope) -> Value:
+    def variable(self, var: Variable, scope: Scope) -> Number:
         if var not in scope:
             # A top-level variable: computed at the start of the body, for all that follows.
-            self.scope[var] = scope[var] = self.expr(self.body, self._top_values[var], self.scope)
+            self.scope[var] = scope[var] = self.of(self.body, self._top_values[var], self.scope)
         return scope[var]
+
+    # -- complex numbers --------------------------------------------------------------------------------------------
+
+    def of(self, builder: Builder, expr: Expr, scope: Scope, indices: Sequence[Value] = ()) -> Number:
+        """The value of an expression of any dtype, both parts of a complex one."""
+        return self.whole(builder, self.pair(builder, expr, scope, indices)) if expr.dtype.is_complex else self.expr(builder, expr, scope, indices)
+
+    def whole(self, builder: Builder, value: Pair) -> Pair:
+        return ComplexMath(builder, value.dtype).whole(value)
+
+    def pair_as(self, builder: Builder, value: Pair, dtype: DType) -> Pair:
+        """The number in another complex dtype, both of its parts."""
+        whole = self.whole(builder, value)
+        assert whole.im is not None
+        return Pair(builder.cast(whole.re, dtype.part), builder.cast(whole.im, dtype.part))
+
+    def pair(self, builder: Builder, expr: Expr, scope: Scope, indices: Sequence[Value] = ()) -> Pair:
+        """The value of an expression of a complex dtype; of an array value, its element at `indices`."""
+        with builder.at(expr.span if expr.span.line else builder.span):
+            return self._pair(builder, expr, scope, indices)
+
+    def _pair(self, builder: Builder, expr: Expr, scope: Scope, indices: Sequence[Value]) -> Pair:
+        part = expr.dtype.part
+        if isinstance(expr, Const):
+            value = complex(expr.value)
+            return Pair(self.number(builder, value.real, part), self.number(builder, value.imag, part) if isinstance(expr.value, complex) else None)
+        found: Number
+        if isinstance(expr, Local):
+            found = self.variable(expr.var, scope)
+        elif isinstance(expr, ScalarRef):
+            found = self.load_pair(builder, expr.scalar.name, ())
+        elif isinstance(expr, Element):
+            found = self.load(builder, expr.array, [self.expr(builder, i, scope) for i in expr.indices])
+        elif isinstance(expr, Whole):
+            found = self.load(builder, expr.array, self.aligned(builder, expr.array.shape, indices))
+        elif isinstance(expr, Picked):
+            return self.pair(builder, expr.value, scope, self.places(builder, expr, scope, self.aligned(builder, expr.shape, indices)))
+        elif isinstance(expr, Cast):
+            if not expr.value.dtype.is_complex:
+                return Pair(builder.cast(self.expr(builder, expr.value, scope, indices), part), None)
+            value = self.pair(builder, expr.value, scope, indices)
+            return Pair(builder.cast(value.re, part), None if value.im is None else builder.cast(value.im, part))
+        elif isinstance(expr, Choose):
+            return self.choose_pair(builder, expr, scope)
+        else:
+            assert isinstance(expr, Apply)
+            if expr.op == "complex":
+                re, im = (self.expr(builder, a, scope, indices) for a in expr.args)
+                return Pair(re, im)
+            numbers = ComplexMath(builder, part)
+            if expr.op == "select":
+                return numbers.select(self.expr(builder, expr.args[0], scope, indices), *(self.pair(builder, a, scope, indices) for a in expr.args[1:]))
+            return numbers.apply(expr.op, self.pairs(builder, expr.args, scope, indices))
+        assert isinstance(found, Pair)
+        return found
+
+    def pairs(self, builder: Builder, args: Sequence[Expr], scope: Scope, indices: Sequence[Value]) -> list[Pair]:
+        """Operands; one that comes twice is computed once."""
+        known: dict[int, Pair] = {}
+        for arg in args:
+            if id(arg) not in known:
+                known[id(arg)] = self.pair(builder, arg, scope, indices)
+        return [known[id(arg)] for arg in args]
+
+    def choose_pair(self, builder: Builder, expr: Choose, scope: Scope) -> Pair:
+        cond = self.expr(builder, expr.cond, scope)
+        if not any(isinstance(e, Element) for side in (expr.then, expr.otherwise) for e in walk_expr(side)):
+            return ComplexMath(builder, expr.dtype.part).select(cond, self.pair(builder, expr.then, scope), self.pair(builder, expr.otherwise, scope))
+
+        def side(of: Expr) -> Callable[[Builder], Sequence[Value]]:
+            return lambda inner: spread([self.whole(inner, self.pair(inner, of, dict(scope)))])
+
+        re, im = builder.if_(cond, side(expr.then), side(expr.otherwise))
+        return Pair(re, im)
 
     # -- expressions ------------------------------------------------------------------------------------------------
 
@@ -218,16 +359,17 @@ class Draft:
             return self.number(builder, expr.value, compute_dtype(expr.dtype))
         if isinstance(expr, SizeValue):
             return self.size_of_numbers(builder, expr.size) if has_numbers(expr.size) else self.size(expr.size)
+        assert not expr.dtype.is_complex
         if isinstance(expr, IndexRef):
-            return scope[expr.var]
+            return _value(scope[expr.var])
         if isinstance(expr, Local):
-            return self.variable(expr.var, scope)
+            return _value(self.variable(expr.var, scope))
         if isinstance(expr, ScalarRef):
             return builder.cast(self.param(expr.scalar.name), compute_dtype(expr.dtype))
         if isinstance(expr, Element):
-            return self.load(builder, expr.array, [self.expr(builder, i, scope) for i in expr.indices])
+            return _value(self.load(builder, expr.array, [self.expr(builder, i, scope) for i in expr.indices]))
         if isinstance(expr, Whole):
-            return self.load(builder, expr.array, self.aligned(builder, expr.array.shape, indices))
+            return _value(self.load(builder, expr.array, self.aligned(builder, expr.array.shape, indices)))
         if isinstance(expr, AxisIndex):
             return self.aligned(builder, expr.shape, indices)[expr.axis]
         if isinstance(expr, Picked):
@@ -237,6 +379,8 @@ class Draft:
         if isinstance(expr, Choose):
             return self.choose(builder, expr, scope)
         assert isinstance(expr, Apply)
+        if expr.args and expr.args[0].dtype.is_complex:
+            return ComplexMath(builder, expr.args[0].dtype.part).real(expr.op, self.pairs(builder, expr.args, scope, indices))
         args = [self.expr(builder, a, scope, indices) for a in expr.args]
         if expr.op == "bitcast":
             # The bits are those of the dtype itself, not of the one it is computed in.
@@ -298,13 +442,13 @@ class Draft:
 
     def statement(self, builder: Builder, stmt: Stmt, scope: Scope) -> None:
         if isinstance(stmt, SetVar):
-            scope[stmt.var] = self.expr(builder, stmt.value, scope)
+            scope[stmt.var] = self.of(builder, stmt.value, scope)
         elif isinstance(stmt, Accumulate):
             before = self.variable(stmt.var, scope)
-            scope[stmt.var] = self.combine(builder, stmt.kind, before, self.expr(builder, stmt.value, scope))
+            scope[stmt.var] = self.combine(builder, stmt.kind, before, self.of(builder, stmt.value, scope))
         elif isinstance(stmt, Store):
             indices = [self.expr(builder, i, scope) for i in stmt.indices]
-            value = self.expr(builder, stmt.value if stmt.kind else self.unrounded(stmt.value, stmt.array), scope)
+            value = self.of(builder, stmt.value if stmt.kind else self.unrounded(stmt.value, stmt.array), scope)
             if stmt.scatter:
                 self.accumulate(builder, stmt, indices, value)
                 return
@@ -335,8 +479,15 @@ class Draft:
             raise UserError.at("TW009", str(error), stmt.span) from None
         builder.multi("print", *values, text=stmt.text)
 
-    def combine(self, builder: Builder, kind: str, before: Value, value: Value) -> Value:
+    def combine(self, builder: Builder, kind: str, before: Number, value: Number) -> Number:
         """`kind(before, value)`, or the value alone where nothing came before."""
+        if isinstance(before, Pair) or isinstance(value, Pair):
+            assert isinstance(before, Pair) and isinstance(value, Pair) and before.im is not None and value.im is not None
+            if kind == "add":
+                return Pair(_value(self.combine(builder, kind, before.re, value.re)), _value(self.combine(builder, kind, before.im, value.im)))
+            if before.re in self._neutral or (self._numbers.get(before.re) == 1 and self._numbers.get(before.im) == 0):
+                return value
+            return before if value.re in self._neutral else ComplexMath(builder, before.dtype).apply(kind, [before, value])
         known = self._numbers.get(before)
         if before in self._neutral or (known is not None and known == identity(kind, dtype_of(value.type))):
             return value
@@ -354,32 +505,32 @@ class Draft:
             def body(inner: Builder) -> Sequence[Value]:
                 own = dict(scope)
                 self.statements(inner, stmts, own)
-                return [own[v] for v in targets]
+                return spread([own[v] for v in targets])
 
             return builder.region([], [], body)
 
         regions = side(stmt.then), side(stmt.otherwise)
-        results = tuple(Value(v.type, t.name) for v, t in zip(regions[0].yields, targets, strict=True))
+        results = tuple(Value(v.type, name) for v, name in zip(regions[0].yields, part_names(targets), strict=True))
         builder.append(Op("if", (cond,), results, regions=regions, span=builder.span))
         self.merge(scope, targets, results)
 
     def merge(self, scope: Scope, targets: Sequence[Variable], results: Sequence[Value]) -> None:
-        scope.update(zip(targets, results, strict=True))
+        scope.update(zip(targets, gathered(targets, results), strict=True))
         self._stored.clear()
 
     def repeat(self, builder: Builder, stmt: TypedWhile, scope: Scope) -> None:
         targets = list(assigned(stmt.body))
-        start = [self.variable(v, scope) for v in targets]
-        types, names = [v.type for v in start], [v.name for v in targets]
+        start = spread([self.variable(v, scope) for v in targets])
+        types, names = [v.type for v in start], part_names(targets)
 
         def test(inner: Builder, *carried: Value) -> Sequence[Value]:
-            own = scope | dict(zip(targets, carried, strict=True))
+            own = scope | dict(zip(targets, gathered(targets, carried), strict=True))
             return [self.expr(inner, stmt.cond, own), *carried]
 
         def body(inner: Builder, *carried: Value) -> Sequence[Value]:
-            own = scope | dict(zip(targets, carried, strict=True))
+            own = scope | dict(zip(targets, gathered(targets, carried), strict=True))
             self.statements(inner, stmt.body, own)
-            return [own[v] for v in targets]
+            return spread([own[v] for v in targets])
 
         self._stored.clear()
         regions = builder.region(types, names, test), builder.region(types, names, body)
@@ -393,7 +544,7 @@ class Draft:
             self.serial_until(builder, variables[0], loop, loop.until, scope)
             return
         targets = list(assigned(loop.body))
-        start = [self.variable(v, scope) for v in targets]
+        start = spread([self.variable(v, scope) for v in targets])
         var, rest = variables[0], variables[1:]
         unit = var.step.constant == 1
         if unit:
@@ -403,17 +554,17 @@ class Draft:
         types = [INDEX, *(v.type for v in start)]
 
         def body(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
-            own = scope | dict(zip(targets, carried, strict=True))
+            own = scope | dict(zip(targets, gathered(targets, carried), strict=True))
             own[var] = position if unit else self.index(inner, var, position, own)
             if rest:
                 self.serial(inner, rest, loop, own)
             else:
                 self.statements(inner, loop.body, own)
-            return [own[v] for v in targets]
+            return spread([own[v] for v in targets])
 
         self._stored.clear()
-        block = builder.region(types, [var.name, *(v.name for v in targets)], body)
-        results = tuple(Value(v.type, t.name) for v, t in zip(start, targets, strict=True))
+        block = builder.region(types, [var.name, *part_names(targets)], body)
+        results = tuple(Value(v.type, name) for v, name in zip(start, part_names(targets), strict=True))
         attrs = MappingProxyType({"independent": True} if loop.kind == "each" else {})
         operands = (lo, hi, self.number(builder, 1, i64), *start)
         builder.append(Op("for", operands, results, attrs, (block,), builder.span))
@@ -422,20 +573,20 @@ class Draft:
     def serial_until(self, builder: Builder, var: LoopVar, loop: TypedLoop, stop: Variable, scope: Scope) -> None:
         """A `while` over the positions of the index, which ends when they do or when the flag is set."""
         targets = list(assigned(loop.body))
-        start = [self.variable(v, scope) for v in targets]
+        start = spread([self.variable(v, scope) for v in targets])
         count = self.extent(builder, var, scope)
-        types, names = [INDEX, *(v.type for v in start)], [var.name, *(v.name for v in targets)]
+        types, names = [INDEX, *(v.type for v in start)], [var.name, *part_names(targets)]
 
         def test(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
-            own = scope | dict(zip(targets, carried, strict=True))
-            going = inner.op("not", self.variable(stop, own))
+            own = scope | dict(zip(targets, gathered(targets, carried), strict=True))
+            going = inner.op("not", _value(self.variable(stop, own)))
             return [inner.logical_and(inner.op("lt", position, count), going), position, *carried]
 
         def body(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
-            own = scope | dict(zip(targets, carried, strict=True))
+            own = scope | dict(zip(targets, gathered(targets, carried), strict=True))
             own[var] = self.index(inner, var, position, own)
             self.statements(inner, loop.body, own)
-            return [inner.add(position, self.number(inner, 1, i64)), *(own[v] for v in targets)]
+            return [inner.add(position, self.number(inner, 1, i64)), *spread([own[v] for v in targets])]
 
         self._stored.clear()
         regions = builder.region(types, names, test), builder.region(types, names, body)
@@ -467,29 +618,73 @@ class Draft:
     def reduced(
         self, builder: Builder, variables: Sequence[LoopVar], body: tuple[Stmt, ...], target: Variable, kind: str,
         targets: Sequence[Variable], scope: Scope,
-    ) -> Value:  # fmt: skip
+    ) -> Number:  # fmt: skip
         """`kind` over the loops of everything the body accumulates into `target`."""
         others = [t for t in targets if t is not target]
         body = without(body, lambda s: isinstance(s, Accumulate) and s.var in others)
         variables, body = _flattened(variables, body, target)
         dtype = compute_dtype(target.dtype)
 
-        def region(inner: Builder, *positions: Value) -> Sequence[Value]:
+        def point(inner: Builder, positions: Sequence[Value]) -> Number:
             own = dict(scope)
             for var, position in zip(variables, positions, strict=True):
                 own[var] = self.index(inner, var, position, own)
-            own[target] = self.number(inner, identity(kind, dtype), dtype)
-            self._neutral.add(own[target])
+            own[target] = start = self.neutral(inner, kind, dtype)
+            self._neutral.update(spread([start]))
             self.statements(inner, body, own)
-            return [own[target]]
+            return own[target]
 
         extents = [self.extent(builder, var, scope) for var in variables]
-        (result,) = builder.reduce(kind, extents, region, [v.name for v in variables])
-        return result
+        return self.over(builder, kind, dtype, extents, point, [v.name for v in variables])
+
+    def neutral(self, builder: Builder, kind: str, dtype: DType) -> Number:
+        """A new value for "nothing accumulated yet"."""
+        if dtype.is_complex:
+            return Pair(self.number(builder, float(kind == "mul"), dtype.part), self.number(builder, 0.0, dtype.part))
+        return self.number(builder, identity(kind, dtype), dtype)
+
+    def over(
+        self, builder: Builder, kind: str, dtype: DType, extents: Sequence[Value], point: Callable[[Builder, Sequence[Value]], Number], names: Sequence[str] = ()
+    ) -> Number:  # fmt: skip
+        """`kind` of what the points of a domain give. Sums of complex numbers are two sums; their products are multiplied one after the other."""
+        if not dtype.is_complex:
+            return builder.reduce(kind, extents, lambda inner, *at: [_value(point(inner, at))], names)[0]
+        if kind == "mul":
+            return self.product(builder, extents, point, dtype)
+
+        def sum_of(part: int) -> Value:
+            return builder.reduce(kind, extents, lambda inner, *at: [spread([point(inner, at)])[part]], names)[0]
+
+        return Pair(sum_of(0), sum_of(1))
+
+    def product(self, builder: Builder, extents: Sequence[Value], point: Callable[[Builder, Sequence[Value]], Number], dtype: DType) -> Pair:
+        """The product of the points of a domain, in order."""
+        types = [Scalar(dtype.part)] * 2
+
+        def level(outer: Builder, before: Sequence[Value], found: Pair) -> Pair:
+            def body(inner: Builder, position: Value, re: Value, im: Value) -> Sequence[Value]:
+                at, so_far = (*before, position), Pair(re, im)
+                if len(at) < len(extents):
+                    return spread([level(inner, at, so_far)])
+                value = point(inner, at)
+                assert isinstance(value, Pair)
+                return spread([ComplexMath(inner, dtype.part).multiply(so_far, value)])
+
+            block = outer.region([INDEX, *types], ["at", "re", "im"], body)
+            results = tuple(Value(t, "") for t in types)
+            zero, one = self.number(outer, 0, i64), self.number(outer, 1, i64)
+            outer.append(Op("for", (zero, extents[len(before)], one, *spread([found])), results, MappingProxyType({}), (block,), outer.span))
+            return Pair(*results)
+
+        self._stored.clear()
+        start = self.neutral(builder, "mul", dtype)
+        assert isinstance(start, Pair)
+        return level(builder, (), start) if extents else start
 
     def reduce_loop(self, stmt: ReduceLoop) -> None:
         """A `@kernel reduce` nest: the domain is open over its outer indices."""
         with self.body.at(stmt.span):
+            result: Number
             if stmt.kind in ("argmin", "argmax"):
                 result = self.arg_loop(stmt)
             else:
@@ -523,25 +718,33 @@ class Draft:
         extents = [self.extent(self.body, var, self.scope) for var in stmt.inner]
         return self.body.reduce(stmt.kind, extents, region, [v.name for v in stmt.inner])[1]
 
-    def reduce_value(self, reduce: Reduce, outer: Sequence[Value]) -> Value:
+    def reduce_value(self, reduce: Reduce, outer: Sequence[Value]) -> Number:
         """A reduction of an array value over some of its axes, at the given indices of the others, or of all where the axes stay."""
         shape = reduce.value.shape
         kept = iter(outer if len(reduce.shape) < len(shape) else [i for axis, i in enumerate(outer) if axis not in reduce.axes])
         fixed = {axis: next(kept) for axis in range(len(shape)) if axis not in reduce.axes}
         pair = reduce.kind in ("argmin", "argmax")
 
-        def region(inner: Builder, *positions: Value) -> Sequence[Value]:
+        def point(inner: Builder, positions: Sequence[Value]) -> Number:
             moving = dict(zip(reduce.axes, positions, strict=True))
             indices = [fixed[axis] if axis in fixed else moving[axis] for axis in range(len(shape))]
-            value = self.expr(inner, reduce.value, dict(self.scope), indices)
-            if not pair:
-                return [value]
+            return self.of(inner, reduce.value, dict(self.scope), indices)
+
+        def region(inner: Builder, *positions: Value) -> Sequence[Value]:
+            value = _value(point(inner, positions))
             linear = positions[0]
             for axis, at in zip(reduce.axes[1:], positions[1:], strict=True):
                 linear = inner.add(inner.mul(linear, self.size(shape[axis])), at)
             return [value, linear]
 
-        return self.body.reduce(reduce.kind, [self.size(shape[a]) for a in reduce.axes], region)[-1]
+        extents = [self.size(shape[a]) for a in reduce.axes]
+        return self.body.reduce(reduce.kind, extents, region)[-1] if pair else self.over(self.body, reduce.kind, reduce.value.dtype, extents, point)
+
+
+def _value(number: Number) -> Value:
+    """What a variable that is not complex holds."""
+    assert isinstance(number, Value)
+    return number
 
 
 def identity(kind: str, dtype: DType) -> int | float | bool:

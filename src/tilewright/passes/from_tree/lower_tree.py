@@ -29,8 +29,7 @@ from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.program import KernelCall, LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck, ScalarInput
 from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.specialise import substituted
-from tilewright.ir.types import Tensor
-from tilewright.passes.from_tree.lower_body import Draft
+from tilewright.passes.from_tree.lower_body import Draft, scalar_type, tensor_type
 from tilewright.tree.bounds import range_under
 from tilewright.tree.typed import (
     Accumulate,
@@ -64,10 +63,6 @@ from tilewright.tree.typed_walk import walk as walk_stmts
 def lower_kernel(typed: TypedKernel) -> Program:
     """The program that computes what the typed kernel says."""
     return _TreeLowering(typed).run()
-
-
-def tensor_type(array: ArrayInfo) -> Tensor:
-    return Tensor(array.stored, array.shape, array.strides, align=array.align)
 
 
 @record
@@ -264,7 +259,7 @@ class _TreeLowering:
         if isinstance(stmt.value, Reduce):
             value = draft.reduce_value(stmt.value, draft.indices)
         else:
-            value = draft.expr(draft.body, draft.unrounded(stmt.value, array), draft.scope, draft.indices)
+            value = draft.of(draft.body, draft.unrounded(stmt.value, array), draft.scope, draft.indices)
         draft.store(draft.body, array, draft.indices, value)
 
     def can_join(self, draft: Draft, stmt: ArrayAssign) -> bool:
@@ -298,7 +293,7 @@ class _TreeLowering:
         if step.index is not None:
             return draft.size(step.index)
         assert step.var is not None and step.first is not None and step.number is not None
-        first = draft.load(draft.body, step.first, ())
+        first = draft.expr(draft.body, Element(step.first, ()), draft.scope)
         return draft.body.add(first, draft.body.mul(draft.size(step.number), draft.size(step.var.step)))
 
     def start(self, stmt: Stmt, shape: tuple[Size, ...], variables: tuple[LoopVar, ...] | None) -> Draft:
@@ -338,7 +333,8 @@ class _TreeLowering:
         loops = tuple(loop for loop in self.loops if loop.name in marked)
         present = {name for call in calls for name in call.args} | {loop.cell for loop in loops}
         inputs = tuple(
-            ProgramArray(p.name, tensor_type(p), p.role) if isinstance(p, ArrayInfo) else ScalarInput(p.name, p.dtype)
+            ProgramArray(p.name, tensor_type(p), p.role) if isinstance(p, ArrayInfo)
+            else ProgramArray(p.name, scalar_type(p), "input") if p.dtype.is_complex else ScalarInput(p.name, p.dtype)
             for p in typed.inputs
         )
         outputs = tuple(ProgramArray(a.name, tensor_type(a), "output") for a in typed.outputs)

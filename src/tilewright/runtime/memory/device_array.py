@@ -682,7 +682,7 @@ def provide(convert: Callable[[DeviceArray, DType], DeviceArray], move: Callable
 def foreign_dtype(item: object, typestr: str) -> DType | None:
     """The dtype of another library's array: by its dtype's name where that says more than `typestr` (bf16, float8)."""
     name = str(getattr(item, "dtype", "")).removeprefix("torch.")
-    if dtypes.is_name(name):
+    if dtypes.is_name(name) and not dtypes.by_name(name).is_complex:
         return dtypes.by_name(name)
     try:
         known = dtypes.from_numpy(np.dtype(typestr))

@@ -66,8 +66,8 @@ class ArrayTable:
             return
         if isinstance(arg, ScalarArg):
             plain = arg.weak or (isinstance(param.type, syntax.Name) and param.type.id == "int" and arg.dtype.is_int and arg.dtype is not dtypes.u64)
-            weak = ("float" if arg.dtype.is_float else "index" if arg.dtype.is_int else "") if plain else ""
-            dtype = self.context.default_float if weak == "float" else arg.dtype
+            weak = ("complex" if arg.dtype.is_complex else "float" if arg.dtype.is_float else "index" if arg.dtype.is_int else "") if plain else ""
+            dtype = self.context.default_float if weak == "float" else dtypes.complex_of(self.context.default_float) if weak == "complex" else arg.dtype
             scalar = ScalarInfo(param.name, dtype, weak)
             self.params.append(self.annotated_scalar(param, scalar))
         else:
@@ -94,9 +94,13 @@ class ArrayTable:
             self.context.sink.error("TW009", f"'{param.name}' must be an array, got a number ({scalar.dtype})", param.span)
         if isinstance(node, syntax.Name) and node.id == "int" and scalar.dtype.is_float:
             self.context.sink.error("TW009", f"'{param.name}' must be a whole number (int), got a number with a fraction (float)", param.span, "annotate it as float, or pass an int")
+        if isinstance(node, syntax.Name) and node.id in ("int", "float") and scalar.dtype.is_complex:
+            self.context.sink.error("TW009", f"'{param.name}' must be a real number ({node.id}), got {scalar.dtype}", param.span, "annotate it as complex, or pass a real number")
+        if isinstance(node, syntax.Name) and node.id == "complex" and not scalar.dtype.is_complex:
+            return ScalarInfo(scalar.name, scalar.dtype, scalar.weak)
         if isinstance(node, syntax.Name) and node.id == "bool" and not scalar.dtype.is_bool:
             self.context.sink.error("TW009", f"'{param.name}' must be True or False (bool), got {scalar.dtype}", param.span)
-        if isinstance(node, syntax.Name) and dtypes.is_name(node.id) and node.id not in ("int", "float", "bool"):
+        if isinstance(node, syntax.Name) and dtypes.is_name(node.id) and node.id not in ("int", "float", "bool", "complex"):
             dtype = dtypes.by_name(node.id)
             if dtype is scalar.dtype or scalar.weak:
                 return ScalarInfo(scalar.name, dtype)
@@ -118,7 +122,7 @@ class ArrayTable:
         """`f32[rows, 4]`: dtype, rank, names and constants of the extents."""
         node = param.type
         if not isinstance(node, syntax.Index):
-            if isinstance(node, syntax.Name) and (node.id in ("int", "float", "bool") or dtypes.is_name(node.id)):
+            if isinstance(node, syntax.Name) and (node.id in ("int", "float", "bool", "complex") or dtypes.is_name(node.id)):
                 self.context.sink.error("TW009", f"'{param.name}' must be a number ({node.id}), got an array of rank {arg.rank}", param.span)
             return
         only = node.indices[0] if len(node.indices) == 1 else None
@@ -274,12 +278,12 @@ class ArrayTable:
 def _wanted(node: syntax.Expr | None) -> str:
     """What an annotation asks for, in words."""
     kind = node.id if isinstance(node, syntax.Name) else ""
-    return f"a number ({kind})" if kind in ("int", "float", "bool") or dtypes.is_name(kind) else "an array"
+    return f"a number ({kind})" if kind in ("int", "float", "bool", "complex") or dtypes.is_name(kind) else "an array"
 
 
 def _wanted_type(node: syntax.Expr | None) -> str:
     kind = node.id if isinstance(node, syntax.Name) else ""
-    return kind if kind in ("int", "float", "bool") or dtypes.is_name(kind) else "tw.Array"
+    return kind if kind in ("int", "float", "bool", "complex") or dtypes.is_name(kind) else "tw.Array"
 
 
 def _written_size(node: syntax.Expr) -> Size | None:

@@ -220,6 +220,8 @@ class BodyChecker:
             value = self.typing.settled(self.expressions.expr(node))
             if value.shape:
                 raise self.context.fail("TW009", "an array cannot be printed in a kernel", node.span, "print its elements in a loop")
+            if value.dtype.is_complex:
+                raise self.context.fail("TW009", "a complex number cannot be printed in a kernel", node.span, "print z.real and z.imag")
             values.append(value)
         if self.metadata.kind is KernelKind.REDUCE or self.context.spread is not None:
             raise self.context.fail("TW005", "print in a loop that yields, or whose tiles change", stmt.span, "print in a loop of its own")
@@ -602,6 +604,8 @@ class BodyChecker:
             self.tiles.becomes_tile(slot, name, value, stmt.span)
         self.typing.scalar_only(f"'{name}'", value, stmt.span)
         var = slot.var
+        if var.dtype.is_complex and kind not in ("add", "mul"):
+            self.typing.refuse_complex(kind, stmt.span)
         if kind in ("and", "or") and var.dtype.is_bool:
             value = self.typing.logical(value, stmt.span)
         if not slot.fixed:

@@ -254,6 +254,8 @@ class ElementBuilder:
             turned = value.value if isinstance(value, Transpose) else Transpose(value, value.shape[::-1], span=span)
             return turned if self.context.loops else self.computed("transpose", turned, span)
         kind = {"row_max": "max", "row_min": "min", "row_sum": "add"}[name]
+        if value.dtype.is_complex and kind != "add":
+            self.typing.refuse_complex(name, span)
         value = self.typing.convert(value, sum_dtype(value.dtype, kind))
         return self.tile_reduction(kind, value, (len(value.shape) - 1,), True, span)
 

@@ -55,11 +55,12 @@ from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import walk_expr
 from tilewright.tree.unknown_functions import help_for
 
+COMPLEX_PARTS = ("conj", "imag", "real")
 _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
     "gelu": (1, 2), "min": (2, 99), "max": (2, 99), "pow": (2, 2), "clamp": (3, 3), "fma": (3, 3), "where": (3, 3),
     "select": (3, 3), "cast": (2, 2), "bitcast": (2, 2), "maximum": (2, 99), "minimum": (2, 99), "dot": (2, 2), "matmul": (2, 2), "transpose": (1, 1),
-    "row_max": (1, 1), "row_min": (1, 1), "row_sum": (1, 1), "frexp": (1, 1), **{name: (count, count) for name, count in NUMBER_FUNCTIONS.items()},
+    "row_max": (1, 1), "row_min": (1, 1), "row_sum": (1, 1), "frexp": (1, 1), "complex": (1, 2), **dict.fromkeys(COMPLEX_PARTS, (1, 1)), **{name: (count, count) for name, count in NUMBER_FUNCTIONS.items()},
 }  # fmt: skip
 _TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
 _RESHAPES = ("reshape", "ravel", "flatten")
@@ -273,6 +274,8 @@ class ExpressionChecker:
             return array
         if node.name == "T":
             return self.elements.tile_function("transpose", [self.expr(node.value)], node.span)
+        if node.name in ("real", "imag") and (self.array(node.value) is not None or _dotted(node.value) is None or self.context.scope.find(_dotted(node.value) or "") is not None):
+            return self.typing.real_or_imag(node.name, self.expr(node.value), node.span)
         owner = self.array(node.value)
         if owner is not None and node.name == "size":
             self.masks.refuse(owner.shape, node.span)
@@ -280,7 +283,7 @@ class ExpressionChecker:
         if owner is not None and node.name == "ndim":
             return self.typing.literal(len(owner.shape) - len(self.lead(node.value)), node.span)
         if owner is not None:
-            known = ["shape", "size", "ndim", "dtype"]
+            known = ["shape", "size", "ndim", "dtype", "real", "imag", "T"]
             if node.name in ("shape", "dtype"):
                 what = "a tuple of sizes" if node.name == "shape" else "a type"
                 help = "write m, n = x.shape, or x.shape[0]" if node.name == "shape" else "use it where a dtype is given: tw.zeros((n,), x.dtype)"
@@ -520,8 +523,12 @@ class ExpressionChecker:
             return self.typing.fused(args, span)
         if name in ("where", "select"):
             return self.typing.select(args[0], args[1], args[2], span, lazy=False)
+        if name == "complex":
+            return self.typing.complex(args, span)
+        if name in COMPLEX_PARTS:
+            return self.typing.conjugate(args[0], span) if name == "conj" else self.typing.real_or_imag(name, args[0], span)
         if name == "isnan":
-            if not args[0].dtype.is_float:
+            if not args[0].dtype.is_inexact:
                 return Const(False, dtypes.bool_, span=span)
             return self.typing.apply("isnan", args, (args[0].dtype, ""), span, dtypes.bool_)
         return self.typing.composite(name, args[0], span)
@@ -541,7 +548,7 @@ class ExpressionChecker:
 
     def scalar_dtype(self, name: str, span: Span) -> DType:
         dtype = dtypes.by_name(name)
-        if dtype not in dtypes.SCALARS:
+        if dtype not in dtypes.SCALARS and not dtype.is_complex:
             raise self.context.fail("TW005", f"{dtype} holds packed blocks and cannot be computed with", span)
         return dtype
 
@@ -551,7 +558,7 @@ class ExpressionChecker:
             name = node.id if isinstance(node, syntax.Name) else node.value
             if dtypes.is_name(name):
                 return self.scalar_dtype(name, node.span)
-            known = [d.name for d in dtypes.SCALARS]
+            known = [d.name for d in (*dtypes.SCALARS, *dtypes.COMPLEX)]
             raise self.context.fail("TW002", f"unknown dtype '{name}'", node.span, suggest(name, known) or f"known: {', '.join(known)}")
         if isinstance(node, syntax.Attribute) and node.name == "dtype":
             array = self.array(node.value)
@@ -568,6 +575,8 @@ class ExpressionChecker:
             name = node.op if node.op in STATISTICS else "reduce"
             raise self.context.fail("TW003", f"{name}() takes an array, got a number ({value.dtype})", span)
         axes = self._axes(node.axis, len(value.shape))
+        if value.dtype.is_complex and node.op not in ("add", "mul", "and", "or", "mean", "norm"):
+            self.typing.refuse_complex(node.op, span)
         if node.op in STATISTICS:
             return self._statistic(node.op, value, axes, node.keep, span)
         return self._reduced(node.op, value, axes, node.keep, span)
@@ -580,6 +589,9 @@ class ExpressionChecker:
             count: Expr = self.sizes.numbers.value(product([value.shape[a] for a in axes]), span)
         else:
             count = self.typing.convert(self._reduced("add", self.typing.convert(mask, dtypes.i64), tuple(range(len(mask.shape))), False, span), value.dtype)
+
+        if kind == "norm" and value.dtype.is_complex:
+            value = self.typing.absolute(value, span)
 
         def mean_of(terms: Expr, kept: bool) -> Expr:
             return self.typing.binary("/", self._reduced("add", terms, axes, kept, span), count, span)

@@ -3,7 +3,7 @@
 In come the types of operands, out comes the type of the result (`operations.py` builds the expressions).
 
 A weak expression carries how it is weak: `int` (a literal), `index` (a loop index, a size) or `float` (a literal, or made of
-weak things by a division or a function). Weak floats keep their operands unsettled, so that `x / sqrt(n)` computes the root
+weak things by a division or a function) or `complex` (made of a literal such as `2j`). Weak floats keep their operands unsettled, so that `x / sqrt(n)` computes the root
 in the dtype of `x`; `settled` fixes one that met nothing.
 """
 
@@ -12,7 +12,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from tilewright.base.dtypes import DType, accumulator, bool_, f32, f64, i64, promote, u64
+from tilewright.base.dtypes import (
+    DType,
+    accumulator,
+    bool_,
+    complex64,
+    complex128,
+    complex_of,
+    f32,
+    f64,
+    i64,
+    promote,
+    u64,
+)
 from tilewright.base.sizes import Size, number_name
 from tilewright.tree.typed import Apply, Cast, Const, Expr, ScalarRef, SizeValue
 
@@ -27,14 +39,18 @@ def join(a: TypePair, b: TypePair) -> TypePair | None:
     (left, weak_left), (right, weak_right) = a, b
     if weak_left:
         kinds = {weak_left, weak_right}
+        if "complex" in kinds:
+            return (left if weak_left == "complex" else right), "complex"
         if "float" in kinds:
             return (left if weak_left == "float" else right), "float"
         return i64, "index" if "index" in kinds else "int"
+    if weak_right == "complex":
+        return complex_of(left), ""
     if weak_right == "float":
-        return (left, "") if left.is_float else (f64, "")
+        return (left, "") if left.is_inexact else (f64, "")
     if weak_right and left.is_bool:
         return i64, ""
-    if weak_right == "int" or (weak_right == "index" and left.is_float):
+    if weak_right == "int" or (weak_right == "index" and left.is_inexact):
         return left, ""
     met = promote(left, right)
     return None if met is None else (met, "")
@@ -46,7 +62,7 @@ def type_of(expr: Expr) -> TypePair:
 
 def describe(expr: Expr) -> str:
     """How a message names the type of an operand."""
-    kind = {"int": "a literal", "float": "a literal", "index": "an index", "": ""}[expr.weak]
+    kind = {"int": "a literal", "float": "a literal", "complex": "a literal", "index": "an index", "": ""}[expr.weak]
     return f"{kind} ({expr.dtype})" if kind else expr.dtype.name
 
 
@@ -71,7 +87,8 @@ _TRUTH: dict[str, Callable[..., bool]] = {
 def constant_of(expr: Expr) -> int | float | bool | None:
     """The value of an expression that is made of literals alone, as far as conditions need it."""
     if isinstance(expr, Const) and not expr.shape:
-        return expr.value
+        value: int | float | bool | None = None if isinstance(expr.value, complex) else expr.value
+        return value
     if isinstance(expr, SizeValue):
         return expr.size.constant
     if isinstance(expr, Cast):
@@ -88,9 +105,14 @@ def sum_dtype(dtype: DType, kind: str) -> DType:
         return i64
     if kind in ("and", "or"):
         return bool_
-    return accumulator(dtype) if kind in ("add", "mul") and not dtype.is_float else dtype
+    return accumulator(dtype) if kind in ("add", "mul") and not dtype.is_inexact else dtype
 
 
 def default_float(flavour: str) -> DType:
     """A float that met nothing: Python's is f64, ZynML's f32."""
     return f64 if flavour == "kernel" else f32
+
+
+def default_complex(flavour: str) -> DType:
+    """A complex number that met nothing: of parts as a float has them."""
+    return complex128 if flavour == "kernel" else complex64

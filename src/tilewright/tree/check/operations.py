@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.base.dtypes import DType, bool_, f64, i64, loses
+from tilewright.base.dtypes import DType, bool_, complex_of, f64, i64, loses
 from tilewright.base.sizes import Size, floordiv, maximum, minimum, mod
 from tilewright.base.source import Span
 from tilewright.tree.check.context import Context
@@ -43,6 +43,11 @@ FLOAT_FUNCTIONS = (
     "exp10", "expm1", "log10", "log1p", "asin", "acos", "atan", "asinh", "acosh", "atanh", "cbrt", "erfc", "lgamma", "tgamma",
 )  # fmt: skip
 ROUNDINGS = ("floor", "ceil", "round", "trunc")
+COMPLEX_FUNCTIONS = ("exp", "log", "sqrt")
+"""Those of `FLOAT_FUNCTIONS` that take complex numbers."""
+_COMPLEX_OPS = frozenset({*COMPLEX_FUNCTIONS, "add", "sub", "mul", "div", "neg", "pow", "eq", "ne", "abs", "real", "imag", "conj", "select", "isnan", "isinf", "isfinite"})
+_ORDERS = frozenset({"lt", "le", "gt", "ge", "min", "max"})
+_SPELLED = {**{op: sign for sign, op in _COMPARE.items()}, **{op: sign for sign, op in _BITS.items()}, "floordiv": "//", "mod": "%", "not": "~"}
 
 
 class Typing:
@@ -54,22 +59,26 @@ class Typing:
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
-    def literal(self, value: int | float | bool, span: Span) -> Const:
+    def literal(self, value: int | float | bool | complex, span: Span) -> Const:
         if isinstance(value, bool):
             return Const(value, bool_, span=span)
         if isinstance(value, int):
             return Const(value, i64, "int", span=span)
+        if isinstance(value, complex):
+            return Const(value, complex_of(self.context.default_float), "complex", span=span)
         return Const(value, self.context.default_float, "float", span=span)
 
     def convert(self, expr: Expr, dtype: DType) -> Expr:
         """The expression in that dtype, as an operation needs it: a weak one settles, another is converted."""
         if isinstance(expr, Const) and expr.weak:
             return self._fit(expr, dtype)
-        if expr.weak == "float" and isinstance(expr, Apply | Choose):
-            if not dtype.is_float:
+        if dtype.is_complex and not expr.dtype.is_complex:
+            return Cast(self.convert(expr, dtype.part), dtype, span=expr.span)
+        if expr.weak in ("float", "complex") and isinstance(expr, Apply | Choose):
+            if not dtype.is_inexact:
                 return Cast(self.convert(expr, expr.dtype), dtype, span=expr.span)
             if isinstance(expr, Apply):
-                args = tuple(a if a.dtype.is_bool else self.convert(a, dtype) for a in expr.args)
+                args = tuple(a if a.dtype.is_bool else self.convert(a, _beside(expr, a, dtype)) for a in expr.args)
                 return replace(expr, args=args, dtype=dtype, weak="")
             then, otherwise = self.convert(expr.then, dtype), self.convert(expr.otherwise, dtype)
             return replace(expr, then=then, otherwise=otherwise, dtype=dtype, weak="")
@@ -77,10 +86,14 @@ class Typing:
 
     def settled(self, expr: Expr) -> Expr:
         """A weak float gets its own dtype; everything else has one."""
-        return self.convert(expr, expr.dtype) if expr.weak == "float" else expr
+        return self.convert(expr, expr.dtype) if expr.weak in ("float", "complex") else expr
 
     def _fit(self, expr: Const, dtype: DType) -> Expr:
         value = expr.value
+        if dtype.is_complex:
+            return replace(expr, value=value, dtype=dtype, weak="") if isinstance(value, complex) else Cast(self._fit(expr, dtype.part), dtype, span=expr.span)
+        if isinstance(value, complex):
+            raise self.context.fail("TW006", f"{value} does not fit {dtype}", expr.span, "take its .real or .imag, or use a complex dtype")
         if dtype.is_bool:
             return replace(expr, value=bool(value), dtype=dtype, weak="")
         if dtype.is_float:
@@ -111,12 +124,21 @@ class Typing:
 
     def apply(self, op: str, operands: Sequence[Expr], met: TypePair, span: Span, result: DType | None = None) -> Apply:
         """`op` on operands brought to the type `met`; a weak result keeps them as they are."""
+        if met[0].is_complex and op not in _COMPLEX_OPS:
+            self.refuse_complex(op, span)
         shape = self.sizes.broadcast([o.shape for o in operands], span)
         if met[1] and result is None:
             dtype = self.context.default_float if met[1] == "float" else met[0]
             return Apply(op, tuple(operands), dtype, met[1], shape, span=span)
         args = tuple(self.convert(o, met[0]) for o in operands)
         return Apply(op, args, result or met[0], "", shape, span=span)
+
+    def refuse_complex(self, op: str, span: Span) -> None:
+        """What complex numbers do not have."""
+        what = f"'{_SPELLED[op]}'" if op in _SPELLED else f"{op}()"
+        if op in _ORDERS:
+            raise self.context.fail("TW006", f"{what} asks for the order of complex numbers, which have none", span, "compare abs(z), z.real or z.imag")
+        raise self.context.fail("TW006", f"{what} does not take complex numbers", span, "use it on z.real, z.imag or abs(z)")
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
@@ -134,8 +156,8 @@ class Typing:
         met = self.meet(f"'{'/' if op == 'zdiv' else op}'", [a, b], span)
         if met[0].is_bool:
             met = i64, ""
-        if op == "/" or (op == "zdiv" and met[0].is_float):
-            if met[0].is_float:
+        if op == "/" or (op == "zdiv" and met[0].is_inexact):
+            if met[0].is_inexact:
                 return self.apply("div", [a, b], met, span)
             return self.apply("div", [a, b], (self.context.default_float, "float") if met[1] else (f64, ""), span)
         return self.apply("floordiv" if op == "zdiv" else _ARITHMETIC[op], [a, b], met, span)
@@ -144,10 +166,12 @@ class Typing:
         """The literal or size it is, where both operands are."""
         if isinstance(a, Const) and isinstance(b, Const) and a.weak and b.weak:
             integers = isinstance(a.value, int) and isinstance(b.value, int)
+            if op in ("//", "%") and isinstance(a.value + b.value, complex):
+                self.refuse_complex(_ARITHMETIC[op], span)
             rule = _FOLD["//" if op == "zdiv" and integers else "/" if op == "zdiv" else op]
             try:
                 return self.literal(rule(a.value, b.value), span)
-            except ZeroDivisionError:
+            except (ZeroDivisionError, OverflowError):
                 if integers and op != "/":
                     raise self.context.fail("TW016", f"'{op}' by the literal 0", span) from None
                 return None
@@ -167,11 +191,13 @@ class Typing:
 
     def bits(self, op: str, a: Expr, b: Expr, span: Span) -> Expr:
         met = self.meet(f"'{op}'", [a, b], span)
-        if met[0].is_float or (met[0].is_bool and op in ("<<", ">>")):
+        if met[0].is_inexact or (met[0].is_bool and op in ("<<", ">>")):
             raise self.context.fail("TW006", f"'{op}' takes integers, got {describe(a)} and {describe(b)}", span)
         return self.apply(_BITS[op], [a, b], met, span)
 
     def power(self, a: Expr, b: Expr, span: Span) -> Expr:
+        if a.dtype.is_complex or b.dtype.is_complex:
+            return self._complex_power(a, b, span)
         if isinstance(b, Const) and isinstance(b.value, int) and self._is_repeated(a, int(b.value)):
             return self._integer_power(a, int(b.value), span)
         if isinstance(b, Const) and b.value == 0.5 and (a.dtype.is_float or a.weak):
@@ -185,6 +211,17 @@ class Typing:
                 )  # fmt: skip
             met = (self.context.default_float, "float") if met[1] else (f64, "")
         return self.apply("pow", [a, b], met, span)
+
+    def _complex_power(self, a: Expr, b: Expr, span: Span) -> Expr:
+        """A power of complex numbers: by squaring where the exponent is a literal integer, else by `exp(b * log(a))`."""
+        if isinstance(b, Const) and isinstance(b.value, int) and abs(b.value) <= _MOST_SQUARED:
+            if b.value == 0:
+                return self._integer_power(a, 0, span)
+            power = self._integer_power(a, abs(int(b.value)), span)
+            return power if b.value > 0 else self.binary("/", self.literal(1, span), power, span)
+        if isinstance(b, Const) and b.value == 0.5:
+            return self.function("sqrt", a, span)
+        return self.apply("pow", [a, b], self.meet("'**'", [a, b], span), span)
 
     def _is_repeated(self, a: Expr, exponent: int) -> bool:
         """Whether a power is computed by multiplying: always that of an integer; of floats one that keeps within the bound of `pow`."""
@@ -202,7 +239,7 @@ class Typing:
             same, other = self.compare("==", a, a, span), self.compare("!=", a, a, span)
             dtype, weak = type_of(self.binary("*", a, self.literal(1, span), span))
             one = Cast(self.bits("|", same, other, span), dtype, span=span)
-            return self.literal(1.0 if dtype.is_float else 1, span) if weak and not a.shape else one
+            return self.literal(1.0 if dtype.is_inexact else 1, span) if weak and not a.shape else one
         half = self._integer_power(a, exponent // 2, span) if exponent > 1 else None
         if half is None:
             return a
@@ -227,7 +264,7 @@ class Typing:
     def invert(self, op: str, a: Expr, span: Span) -> Expr:
         if op == "not":
             a = self.logical(a, span)
-        elif a.dtype.is_float:
+        elif a.dtype.is_inexact:
             raise self.context.fail("TW006", f"'~' takes integers, got {describe(a)}", span)
         return self.apply("not", [a], (a.dtype, ""), span)
 
@@ -235,7 +272,9 @@ class Typing:
 
     def function(self, name: str, a: Expr, span: Span) -> Expr:
         """A function of floats; integers are taken to f64, weak ones stay weak."""
-        if isinstance(a, Const) and a.weak:
+        if a.dtype.is_complex and name not in COMPLEX_FUNCTIONS:
+            self.refuse_complex(name, span)
+        if isinstance(a, Const) and a.weak and not isinstance(a.value, complex):
             folded = _fold_function(name, float(a.value))
             if folded is not None:
                 return self.literal(folded, span)
@@ -243,20 +282,58 @@ class Typing:
 
     def as_float(self, pair: TypePair) -> TypePair:
         """The float type in which a function of such operands is computed."""
-        if pair[0].is_float:
+        if pair[0].is_inexact:
             return pair
         return (self.context.default_float, "float") if pair[1] else (f64, "")
 
     def rounding(self, name: str, a: Expr, span: Span) -> Expr:
-        return self.apply(name, [a], type_of(a), span) if a.dtype.is_float else a
+        return self.apply(name, [a], type_of(a), span) if a.dtype.is_inexact else a
 
     def absolute(self, a: Expr, span: Span) -> Expr:
         if a.dtype.is_bool or a.dtype.kind == "u":
             return a
-        return self.apply("abs", [a], type_of(a), span)
+        return self.part("abs", a, span) if a.dtype.is_complex else self.apply("abs", [a], type_of(a), span)
+
+    def part(self, name: str, a: Expr, span: Span) -> Expr:
+        """real, imag or abs of a complex number: a float; of a weak one, a weak float."""
+        if isinstance(a, Const) and a.weak:
+            value = complex(a.value)
+            return replace(self.literal(abs(value) if name == "abs" else getattr(value, name), span), shape=a.shape)
+        weak = "float" if a.weak else ""
+        return Apply(name, (a,), a.dtype.part, weak, a.shape, span=span)
+
+    def real_or_imag(self, name: str, a: Expr, span: Span) -> Expr:
+        """`z.real` and `z.imag`; a real number is its own real part."""
+        if a.dtype.is_complex:
+            return self.part(name, a, span)
+        return a if name == "real" else self.binary("*", a, self.literal(0, span), span) if a.shape else self.convert(self.literal(0, span), i64 if a.dtype.is_bool else a.dtype)
+
+    def conjugate(self, a: Expr, span: Span) -> Expr:
+        if not a.dtype.is_complex:
+            return a
+        return self.literal(complex(a.value).conjugate(), span) if isinstance(a, Const) and a.weak else self.apply("conj", [a], type_of(a), span)
+
+    def complex(self, args: Sequence[Expr], span: Span) -> Expr:
+        """`complex(re, im)` of real numbers; `complex(x)`, of any."""
+        if len(args) == 1 and args[0].dtype.is_complex:
+            return args[0]
+        parts = [*args, self.literal(0.0, span)][:2]
+        for value in parts:
+            if value.dtype.is_complex:
+                raise self.context.fail("TW006", f"complex() takes real numbers, got {describe(value)}", span, "add complex numbers: a + 1j * b")
+        if all(isinstance(p, Const) and p.weak for p in parts):
+            return self.literal(complex(*(p.value for p in parts if isinstance(p, Const))), span)
+        met = self.as_float(self.meet("complex()", parts, span))
+        shape = self.sizes.broadcast([p.shape for p in parts], span)
+        if met[1]:
+            return Apply("complex", tuple(parts), complex_of(met[0]), "complex", shape, span=span)
+        dtype = complex_of(met[0])
+        return Apply("complex", tuple(self.convert(p, dtype.part) for p in parts), dtype, "", shape, span=span)
 
     def extreme(self, name: str, operands: Sequence[Expr], span: Span) -> Expr:
         """min or max of two or more."""
+        if any(o.dtype.is_complex for o in operands):
+            self.refuse_complex(name, span)
         total = operands[0]
         for operand in operands[1:]:
             left, right = size_of(total), size_of(operand)
@@ -289,6 +366,10 @@ class Typing:
 
     def cast(self, a: Expr, dtype: DType, span: Span) -> Expr:
         """What the user asked for: it may lose data, and it rounds."""
+        if a.dtype.is_complex and not dtype.is_complex:
+            raise self.context.fail("TW006", f"{describe(a)} would lose its imaginary part in {dtype}", span, "take z.real, z.imag or abs(z)")
+        if dtype.is_complex:
+            return self.convert(a, dtype) if a.dtype.is_complex or a.weak else Cast(Cast(a, dtype.part, rounds=True, span=span), dtype, span=span)
         if isinstance(a, Const) and dtype.is_float:
             with np.errstate(over="ignore"):
                 return Const(float(np.float64(a.value).astype(dtype.numpy)), dtype, span=span)
@@ -304,6 +385,8 @@ class Typing:
     def bitcast(self, a: Expr, dtype: DType, span: Span) -> Expr:
         """The same bits as another dtype of the same size."""
         value = self.settled(a)
+        if value.dtype.is_complex or dtype.is_complex:
+            self.refuse_complex("bitcast", span)
         if value.weak or value.dtype.bits != dtype.bits or value.dtype.is_bool or dtype.is_bool:
             shown = f"{value.dtype}, of {value.dtype.bits} bits" if not value.weak else "a number without a dtype"
             raise self.context.fail("TW009", f"bitcast() to {dtype}, of {dtype.bits} bits, was given {shown}", span, "both must have as many bits; cast() converts numbers")
@@ -347,9 +430,12 @@ class Typing:
             return self.convert(value, dtype)
         if not value.weak and loses(value.dtype, dtype):
             raise self.context.fail(
-                "TW006", f"{what} is {dtype}, and {value.dtype} does not fit it", span, f"write cast({show_expr(value)}, {dtype})"
-            )
-        if value.weak == "float" and not dtype.is_float:
+                "TW006", f"{what} is {dtype}, and {value.dtype} does not fit it", span,
+                "store its .real or .imag, or make it complex64 or complex128" if value.dtype.is_complex and not dtype.is_complex else f"write cast({show_expr(value)}, {dtype})",
+            )  # fmt: skip
+        if value.weak == "complex" and not dtype.is_complex:
+            raise self.context.fail("TW006", f"{what} is {dtype}, and a complex number does not fit it", span, "store its .real or .imag, or make it complex64 or complex128")
+        if value.weak == "float" and not dtype.is_inexact:
             raise self.context.fail("TW006", f"{what} is {dtype}, and a float does not fit it", span, f"write cast({show_expr(value)}, {dtype})")
         return self.convert(value, dtype)
 
@@ -357,6 +443,13 @@ class Typing:
         """A value that is a number, not an array."""
         if value.shape:
             raise self.context.fail("TW003", f"{name} is a number, and the value has rank {len(value.shape)}", span, "index the arrays in it")
+
+
+def _beside(expr: Apply, operand: Expr, dtype: DType) -> DType:
+    """The dtype of an operand of a weak operation that becomes `dtype`: complex numbers and their parts change places in some."""
+    if expr.op == "complex":
+        return dtype.part
+    return complex_of(dtype) if operand.dtype.is_complex else dtype
 
 
 def _fold_function(name: str, value: float) -> float | None:

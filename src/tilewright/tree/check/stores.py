@@ -156,9 +156,9 @@ class StoreChecker:
         self.arrays.on_read(place, stmt.span)
         if stmt.op == "-" and not place.dtype.is_bool:
             return "add", self.typing.negate(self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span), stmt.span)
-        if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*") and not (place.dtype.is_float and stmt.op in "&|"):
+        if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*") and not (place.dtype.is_inexact and stmt.op in "&|"):
             return COMBINE[stmt.op], value
-        if stmt.op == "^" and not place.dtype.is_float:
+        if stmt.op == "^" and not place.dtype.is_inexact:
             return "xor", value
         return "", self.typing.binary(stmt.op, Element(place, indices, span=stmt.span), value, stmt.span)
 

@@ -38,6 +38,8 @@ class NumberFunctions:
         }  # fmt: skip
 
     def build(self, name: str, args: Sequence[Expr], span: Span) -> Expr:
+        if name not in ("isinf", "isfinite") and any(a.dtype.is_complex for a in args):
+            self.typing.refuse_complex(name, span)
         return self._builders[name](name, args, span)
 
     # -- floats -------------------------------------------------------------------------------------------------------
@@ -52,6 +54,8 @@ class NumberFunctions:
 
     def frexp(self, a: Expr, span: Span) -> tuple[Expr, Expr]:
         """The fraction and the exponent."""
+        if a.dtype.is_complex:
+            self.typing.refuse_complex("frexp", span)
         value = self._float(a)
         return (
             Apply("frexp_fraction", (value,), value.dtype, "", value.shape, span=span),
@@ -72,6 +76,8 @@ class NumberFunctions:
 
     def _infinite(self, name: str, args: Sequence[Expr], span: Span) -> Expr:
         (a,) = args
+        if a.dtype.is_complex:
+            return self.typing.apply(name, [a], (a.dtype, ""), span, bool_)
         if not a.dtype.is_float or (a.dtype is f8e4m3 and name == "isinf"):
             return Const(name == "isfinite", bool_, "", a.shape, span=span)
         if a.dtype is f8e4m3:

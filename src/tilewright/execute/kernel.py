@@ -108,7 +108,7 @@ class Kernel(Entry, Generic[P, R]):
         def __call__(self, *args: Any, tune: bool, **keywords: Any) -> Any: ...
         @overload
         def __call__(self, *args: Any, asynchronous: bool, **keywords: Any) -> Any: ...
-        def __call__(self, *args: Any, **keywords: Any) -> Any:
+        def __call__(self, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]
             """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
 
     def __init__(

@@ -193,7 +193,7 @@ def _transformer(random: np.random.Generator, n: int) -> dict[str, Any]:
 
 
 def _gelu(x: Floats) -> Floats:
-    return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    return np.asarray(0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))))
 
 
 def _gelu_mlp(x: Floats, up: Floats, down: Floats) -> Floats:
@@ -202,11 +202,11 @@ def _gelu_mlp(x: Floats, up: Floats, down: Floats) -> Floats:
 
 def _gated_mlp(x: Floats, gate: Floats, up: Floats, down: Floats) -> Floats:
     opened = x @ gate
-    return (opened / (1 + np.exp(-opened)) * (x @ up)) @ down
+    return np.asarray((opened / (1 + np.exp(-opened)) * (x @ up)) @ down)
 
 
 def _rms_norm(x: Floats, gain: Floats) -> Floats:
-    return x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * gain
+    return np.asarray(x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * gain)
 
 
 def _residual_mlp(x: Floats, gain: Floats, up: Floats, down: Floats) -> Floats:
@@ -215,7 +215,7 @@ def _residual_mlp(x: Floats, gain: Floats, up: Floats, down: Floats) -> Floats:
 
 def _cross_entropy(scores: Floats, label: NDArray[np.integer]) -> Floats:
     most = scores.max(1)
-    return np.log(np.exp(scores - most[:, None]).sum(1)) + most - scores[np.arange(len(scores)), label.astype(np.int64)]
+    return np.asarray(np.log(np.exp(scores - most[:, None]).sum(1)) + most - scores[np.arange(len(scores)), label.astype(np.int64)])
 
 
 def _wide(x: Floats) -> Floats:
@@ -225,7 +225,7 @@ def _wide(x: Floats) -> Floats:
 
 def _softmax(x: Floats) -> Floats:
     e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    return np.asarray(e / e.sum(-1, keepdims=True))
 
 
 def _grouped_attention(q: Floats, k: Floats, v: Floats, bias: Floats, scale: float) -> tuple[Floats, Floats]:
@@ -242,7 +242,7 @@ def _masked_attention(q: Floats, k: Floats, v: Floats, mask: NDArray[np.bool_]) 
 
 def _layer_norm(x: Floats, gain: Floats, shift: Floats) -> Floats:
     d = x - x.mean(-1, keepdims=True)
-    return d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5) * gain + shift
+    return np.asarray(d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5) * gain + shift)
 
 
 def _transformer_block(x: Floats, qkv: Floats, qkv_bias: Floats, joined: Floats, joined_bias: Floats, *rest: Floats) -> Floats:
@@ -255,11 +255,11 @@ def _transformer_block(x: Floats, qkv: Floats, qkv_bias: Floats, joined: Floats,
 
 
 def _products(x: Floats, *weights: Floats) -> float:
-    return 2.0 * x.shape[0] * sum(w.size for w in weights if w.ndim == 2)
+    return float(2.0 * x.shape[0] * sum(w.size for w in weights if w.ndim == 2))
 
 
 def _attention_operations(q: Floats, *others: object) -> float:
-    return 4.0 * q.size * q.shape[2]
+    return float(4.0 * q.size * q.shape[2])
 
 
 _ZYN = Path(__file__).parent / "zyn"

@@ -117,13 +117,13 @@ def reference(shape: Shape, weights: Arrays, tokens: list[int]) -> NDArray[np.fl
         h = norm(x, w[f"norm2.{n}"])
         gate = h @ w[f"gate.{n}"].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ w[f"up.{n}"].T)) @ w[f"down.{n}"].T
-    return norm(x, w["last_norm"]) @ w["output"].T
+    return np.asarray(norm(x, w["last_norm"]) @ w["output"].T)
 
 
 def decode(g: tw.TensorGraph, tokens: list[int], device: str, longest: int) -> list[Any]:
     """The logits after each token, by one recording that is replayed."""
     first = {"token": np.array(tokens[:1], np.int32), "position": np.zeros(1, np.int32)}
-    step = g.capture(device, max_position=longest, **first)
+    step = g.capture(device, max_position=longest, token=first["token"], position=first["position"])
     found: list[Any] = []
     for position, token in enumerate(tokens):
         made = step(token=np.array([token], np.int32), position=np.array([position], np.int32))

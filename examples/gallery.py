@@ -252,7 +252,7 @@ def _matrix_and_vector(random: np.random.Generator, n: int) -> dict[str, Value]:
 def _side(n: int, arrays: int) -> int:
     """The side of square matrices with n elements in all; of larger ones a multiple of 16 or 64, as most are."""
     side = max(1, round((n / arrays) ** 0.5))
-    return side if side < 16 else side // 16 * 16 if side < 256 else side // 64 * 64
+    return int(side if side < 16 else side // 16 * 16 if side < 256 else side // 64 * 64)
 
 
 def _normal(random: np.random.Generator, *shape: int, dtype: type[np.floating] = np.float32) -> NDArray[np.generic]:
@@ -322,7 +322,7 @@ def _renamed(make: Make, names: dict[str, str]) -> Make:
 
 
 def _gelu(x: NDArray[np.floating]) -> NDArray[np.floating]:
-    return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    return np.asarray(0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))))
 
 
 def _sigmoid(x: NDArray[np.floating]) -> object:
@@ -382,19 +382,54 @@ def _depthwise(image: NDArray[np.floating], windows: NDArray[np.floating]) -> ob
 
 
 def _product_operations(a: NDArray[np.generic], b: NDArray[np.generic]) -> float:
-    return 2.0 * a.size * b.shape[1]
+    return float(2.0 * a.size * b.shape[1])
 
 
 def _layer_operations(x: NDArray[np.generic], w: NDArray[np.generic], bias: object, residual: object) -> float:
-    return 2.0 * x.size * w.shape[0]
+    return float(2.0 * x.size * w.shape[0])
 
 
 def _window_operations(x: NDArray[np.generic], w: NDArray[np.generic]) -> float:
-    return 2.0 * x.size * w.size / w.shape[-1]
+    return float(2.0 * x.size * w.size / w.shape[-1])
 
 
 def _strided_window_operations(image: NDArray[np.generic], weights: NDArray[np.generic], bias: object) -> float:
-    return 0.5 * image.size * weights.size / weights.shape[1]
+    return float(0.5 * image.size * weights.size / weights.shape[1])
+
+
+Floats = NDArray[np.floating]
+
+
+def _scaled(m: Floats, v: Floats) -> Floats:
+    return np.asarray(m * v)
+
+
+def _transposed(m: Floats) -> Floats:
+    return np.ascontiguousarray(m.T)
+
+
+def _row_sums(m: Floats) -> Floats:
+    return np.asarray(np.sum(m, axis=1))
+
+
+def _column_sums(m: Floats) -> Floats:
+    return np.asarray(np.sum(m, axis=0))
+
+
+def _root_mean_square(x: Floats) -> float:
+    return float(np.sqrt(np.mean(x * x)))
+
+
+def _mean_and_variance(x: Floats) -> tuple[float, float]:
+    return float(np.mean(x)), float(np.var(x))
+
+
+def _best_columns(m: Floats) -> object:
+    return np.argmax(m, axis=1)
+
+
+def _norm(x: Floats) -> float:
+    return float(np.sqrt(np.sum(x * x)))
 
 
 _HALF = 1e-3
@@ -406,29 +441,29 @@ _ZYN = Path(__file__).parent / "zyn"
 GALLERY: tuple[Example, ...] = (
     Example("relu", relu, _vector, _relu),
     Example("multiply_add", multiply_add, _vectors, _axpy),
-    Example("scale", scale, _matrix_and_vector, lambda m, v: m * v),
+    Example("scale", scale, _matrix_and_vector, _scaled),
     Example("gelu", gelu, _vector, _gelu),
     Example("silu", silu, _vector, _silu),
     Example("sigmoid", sigmoid, _vector, _sigmoid),
-    Example("transpose", transpose, _matrix, lambda m: np.ascontiguousarray(m.T)),
+    Example("transpose", transpose, _matrix, _transposed),
     Example("total", total, _vector, np.sum),
-    Example("row_sums", row_sums, _matrix, lambda m: np.sum(m, axis=1)),
-    Example("column_sums", column_sums, _matrix, lambda m: np.sum(m, axis=0)),
-    Example("root_mean_square", root_mean_square, _vector, lambda x: np.sqrt(np.mean(x * x))),
-    Example("mean_and_variance", mean_and_variance, _vector, lambda x: (np.mean(x), np.var(x))),
+    Example("row_sums", row_sums, _matrix, _row_sums),
+    Example("column_sums", column_sums, _matrix, _column_sums),
+    Example("root_mean_square", root_mean_square, _vector, _root_mean_square),
+    Example("mean_and_variance", mean_and_variance, _vector, _mean_and_variance),
     Example("largest", largest, _vector, np.max),
     Example("smallest", smallest, _vector, np.min),
     Example("where_largest", where_largest, _vector, np.argmax),
-    Example("best_columns", best_columns, _matrix, lambda m: np.argmax(m, axis=1)),
+    Example("best_columns", best_columns, _matrix, _best_columns),
     Example("any_set", any_set, _few_flags, np.any),
     Example("all_set", all_set, _most_flags, np.all),
     Example("relu.zyn", _ZYN / "relu.zyn", _vector, _relu, "y"),
     Example("axpy.zyn", _ZYN / "axpy.zyn", _vectors, _axpy, "result"),
-    Example("scale.zyn", _ZYN / "scale.zyn", _renamed(_matrix_and_vector, _MATRIX), lambda m, v: m * v, "scaled"),
+    Example("scale.zyn", _ZYN / "scale.zyn", _renamed(_matrix_and_vector, _MATRIX), _scaled, "scaled"),
     Example("sum.zyn", _ZYN / "sum.zyn", _renamed(_vector, _DATA), np.sum, "total"),
     Example("max.zyn", _ZYN / "max.zyn", _renamed(_vector, _DATA), np.max, "largest"),
-    Example("norm.zyn", _ZYN / "norm.zyn", _renamed(_vector, _DATA), lambda x: np.sqrt(np.sum(x * x)), "norm"),
-    Example("row_sums.zyn", _ZYN / "row_sums.zyn", _renamed(_matrix, _MATRIX), lambda m: np.sum(m, axis=1), "row_sums"),
+    Example("norm.zyn", _ZYN / "norm.zyn", _renamed(_vector, _DATA), _norm, "norm"),
+    Example("row_sums.zyn", _ZYN / "row_sums.zyn", _renamed(_matrix, _MATRIX), _row_sums, "row_sums"),
     Example("argmax.zyn", _ZYN / "argmax.zyn", _renamed(_vector, _DATA), np.argmax, "where_largest"),
 )
 

@@ -228,26 +228,26 @@ def _capitals(random: np.random.Generator, n: int) -> dict[str, Any]:
 
 def _softmax(x: Floats) -> Floats:
     e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    return np.asarray(e / e.sum(-1, keepdims=True))
 
 
 def _layer_norm(x: Floats, gain: Floats, shift: Floats) -> Floats:
     d = x - x.mean(1, keepdims=True)
-    return d / np.sqrt((d * d).mean(1, keepdims=True) + 1e-5) * gain + shift
+    return np.asarray(d / np.sqrt((d * d).mean(1, keepdims=True) + 1e-5) * gain + shift)
 
 
 def _residual_norm_gate(x: Floats, residual: Floats, gain: Floats, gate: Floats) -> Floats:
     t = x + residual
-    return t / np.sqrt((t * t).mean(1, keepdims=True) + 1e-5) * gain / (1 + np.exp(-gate))
+    return np.asarray(t / np.sqrt((t * t).mean(1, keepdims=True) + 1e-5) * gain / (1 + np.exp(-gate)))
 
 
 def _swiglu(x: Floats, gate: Floats, up: Floats) -> Floats:
     opened = x @ gate
-    return opened / (1 + np.exp(-opened)) * (x @ up)
+    return np.asarray(opened / (1 + np.exp(-opened)) * (x @ up))
 
 
 def _products(x: Floats, gate: Floats, up: Floats) -> float:
-    return 4.0 * x.shape[0] * gate.size
+    return float(4.0 * x.shape[0] * gate.size)
 
 
 def _rope(x: Floats, cosines: Floats, sines: Floats) -> Floats:
@@ -257,7 +257,7 @@ def _rope(x: Floats, cosines: Floats, sines: Floats) -> Floats:
 
 def _cross_entropy(scores: Floats, label: NDArray[np.integer]) -> Floats:
     most = scores.max(1)
-    return np.log(np.exp(scores - most[:, None]).sum(1)) + most - scores[np.arange(len(scores)), label.astype(np.int64)]
+    return np.asarray(np.log(np.exp(scores - most[:, None]).sum(1)) + most - scores[np.arange(len(scores)), label.astype(np.int64)])
 
 
 def _wide(x: Floats) -> Floats:
@@ -276,7 +276,11 @@ def _attention(q: Floats, k: Floats, v: Floats) -> Floats:
 
 def _scores(q: Floats, *others: object) -> float:
     """Multiplications and additions of attention that sees everything."""
-    return 4.0 * q.size * q.shape[2]
+    return float(4.0 * q.size * q.shape[2])
+
+
+def _half_scores(q: Floats, *others: object) -> float:
+    return _scores(q) / 2
 
 
 _ZYN = Path(__file__).parent / "zyn"
@@ -290,7 +294,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer("swiglu", swiglu, _opened, _swiglu, "", _products),
     Layer("rope", rope, _turned, _rope),
     Layer("cross_entropy", cross_entropy, _labelled, _cross_entropy),
-    Layer("causal_attention f16", causal_attention, _heads, _causal, "", lambda q, *rest: _scores(q) / 2, _HALF),
+    Layer("causal_attention f16", causal_attention, _heads, _causal, "", _half_scores, _HALF),
     Layer("softmax.zyn", _ZYN / "softmax.zyn", _matrix, _softmax, "weights"),
     Layer("layer_norm.zyn", _ZYN / "layer_norm.zyn", _normed, _layer_norm, "normed"),
     Layer("rope.zyn", _ZYN / "rope.zyn", _turned, _rope, "turned"),

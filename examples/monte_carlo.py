@@ -73,7 +73,7 @@ def philox_words(seed: Any, last: Any, before: Any = None) -> np.ndarray:
         first, second = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
         c = [second >> half ^ c[1] ^ k[0], second & mask, first >> half ^ c[3] ^ k[1], first & mask]
         k = [(k[0] + np.uint64(0x9E3779B9)) & mask, (k[1] + np.uint64(0xBB67AE85)) & mask]
-    return np.choose((last & np.uint64(3)).astype(np.int64), c)
+    return np.asarray(np.choose((last & np.uint64(3)).astype(np.int64), c))
 
 
 def uniform(seed: Any, last: Any, before: Any = None) -> np.ndarray:
@@ -87,7 +87,7 @@ def _dropout(x: np.ndarray, seed: int, keep: float) -> np.ndarray:
 
 def _pi(seeds: np.ndarray) -> np.ndarray:
     x, y = (uniform(seeds[:, None], np.arange(POINTS), before) for before in (0, 1))
-    return 4.0 * np.sum(x * x + y * y < 1, axis=1) / POINTS
+    return np.asarray(4.0 * np.sum(x * x + y * y < 1, axis=1) / POINTS)
 
 
 def _option_prices(strikes: np.ndarray, seed: int, price: float, rate: float, volatility: float, years: float) -> np.ndarray:
@@ -96,7 +96,7 @@ def _option_prices(strikes: np.ndarray, seed: int, price: float, rate: float, vo
     z = np.array([NormalDist().inv_cdf((int(w) + 0.5) / 2**32) for w in philox_words(seed, np.arange(PATHS))])
     last = price * np.exp((rate - volatility**2 / 2) * years + volatility * np.sqrt(years) * z)
     found = [np.maximum(last - strike, 0).mean() for strike in strikes.astype(np.float64).reshape(-1)]
-    return np.exp(-rate * years) * np.array(found).reshape(strikes.shape)
+    return np.asarray(np.exp(-rate * years) * np.array(found).reshape(strikes.shape))
 
 
 # -- the list ---------------------------------------------------------------------------------------------------------
@@ -139,6 +139,6 @@ EXAMPLES: tuple[Example, ...] = (
 
 if __name__ == "__main__":
     print("pi is about", np.mean(pi(np.arange(1000))))
-    print("dropped:", np.mean(dropout(np.ones((1000, 1000), np.float32), 1, 0.9) == 0))
+    print("dropped:", 1 - np.count_nonzero(dropout(np.ones((1000, 1000), np.float32), 1, 0.9)) / 1e6)
     print("calls at 90, 100, 110:", option_prices(np.array([90, 100, 110], np.float32), 1, 100.0, 0.03, 0.2, 1.0))
     print("normal numbers:", tw.random.normal(1, shape=(2, 3)).tolist())

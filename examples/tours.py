@@ -19,6 +19,7 @@ import tilewright as tw
 Array = NDArray[Any]
 Inputs = dict[str, Any]
 Results = dict[str, Any]
+Same = Mapping[str, Callable[[Any, Inputs], Any]]
 _ZYN = Path(__file__).parent / "zyn"
 
 
@@ -28,7 +29,7 @@ class Tour(NamedTuple):
     name: str
     make: Callable[[np.random.Generator, int], Inputs]
     reference: Callable[[Inputs], Results]
-    same: Mapping[str, Callable[..., Any]] = {}
+    same: Same = {}
     """By result, a function of `torch` and the inputs."""
     tolerance: float = 1e-5
     """Largest error accepted, in units of the largest magnitude in a result (at least 1)."""
@@ -253,33 +254,37 @@ def _torch_block(torch: Any, i: Inputs) -> Any:
     return nn.layer_norm(seen + inner @ w["ffn_down"], x.shape[-1:], w["ln2_weight"], w["ln2_bias"], 1e-6)
 
 
+def _same(**by_result: Callable[[Any, Inputs], Any]) -> Same:
+    return by_result
+
+
 TOURS = (
-    Tour("tour_elementwise", _elementwise, _elementwise_results, {
-        "y": lambda torch, i: torch.relu(i["x"]), "z": lambda torch, i: i["x"] * torch.relu(i["x"]) + 1,
-        "scaled": lambda torch, i: i["matrix"] * i["vector"],
-        "activated": lambda torch, i: torch.nn.functional.gelu(i["x"], approximate="tanh"),
-    }),
-    Tour("tour_reductions", _reductions, _reductions_results, {
-        "sum": lambda torch, i: i["data"].sum(), "max_val": lambda torch, i: i["data"].max(),
-        "norm": lambda torch, i: torch.linalg.vector_norm(i["data"]),
-        "row_sums": lambda torch, i: i["matrix"].sum(1), "max_idx": lambda torch, i: i["data"].argmax(),
-    }, 1e-4),
-    Tour("tour_matrices", _matrices, _matrices_results, {
-        "C": lambda torch, i: i["A"] @ i["B"], "batched": lambda torch, i: torch.bmm(i["P"], i["Q"]),
-        "output": lambda torch, i: torch.nn.functional.conv2d(i["input"], i["kernel"], i["bias"], stride=2, padding=1),
-        "filtered": lambda torch, i: torch.nn.functional.conv2d(i["input"], i["windows"][:, None], groups=3),
-    }),
-    Tour("tour_attention", _attention, _attention_results, {
-        "attn": lambda torch, i: torch.nn.functional.scaled_dot_product_attention(i["Q"], i["K"], i["V"], attn_mask=i["mask"]),
-        "flash": lambda torch, i: torch.nn.functional.scaled_dot_product_attention(i["Q"], i["K"], i["V"]),
-    }),
-    Tour("tour_fused", _fused, _fused_results, {
-        "probs": lambda torch, i: torch.softmax(i["logits"].flatten(), 0).reshape(i["logits"].shape),
-        "normalized": lambda torch, i: torch.nn.functional.layer_norm(i["x"], i["x"].shape[1:], i["gamma"], i["beta"], i["eps"]),
-    }),
-    Tour("tour_devices", _devices, _devices_results, {"result": lambda torch, i: i["data"] @ i["weights"]}),
-    Tour("tour_parallel", _parallel, _parallel_results, {"result": lambda torch, i: i["large_data"] @ i["weights"]}),
-    Tour("tour_async", _async, _async_results, {"result": lambda torch, i: torch.exp(i["data"]) * 2}),
-    Tour("tour_memory", _memory, _memory_results, {"cpu_data": lambda torch, i: i["data"] * 2}, 1e-4),
-    Tour("transformer_block", _block, _block_results, {"transformer_block": _torch_block}, 2e-5, "transformer_block"),
+    Tour("tour_elementwise", _elementwise, _elementwise_results, _same(
+        y=lambda torch, i: torch.relu(i["x"]), z=lambda torch, i: i["x"] * torch.relu(i["x"]) + 1,
+        scaled=lambda torch, i: i["matrix"] * i["vector"],
+        activated=lambda torch, i: torch.nn.functional.gelu(i["x"], approximate="tanh"),
+    )),
+    Tour("tour_reductions", _reductions, _reductions_results, _same(
+        sum=lambda torch, i: i["data"].sum(), max_val=lambda torch, i: i["data"].max(),
+        norm=lambda torch, i: torch.linalg.vector_norm(i["data"]),
+        row_sums=lambda torch, i: i["matrix"].sum(1), max_idx=lambda torch, i: i["data"].argmax(),
+    ), 1e-4),
+    Tour("tour_matrices", _matrices, _matrices_results, _same(
+        C=lambda torch, i: i["A"] @ i["B"], batched=lambda torch, i: torch.bmm(i["P"], i["Q"]),
+        output=lambda torch, i: torch.nn.functional.conv2d(i["input"], i["kernel"], i["bias"], stride=2, padding=1),
+        filtered=lambda torch, i: torch.nn.functional.conv2d(i["input"], i["windows"][:, None], groups=3),
+    )),
+    Tour("tour_attention", _attention, _attention_results, _same(
+        attn=lambda torch, i: torch.nn.functional.scaled_dot_product_attention(i["Q"], i["K"], i["V"], attn_mask=i["mask"]),
+        flash=lambda torch, i: torch.nn.functional.scaled_dot_product_attention(i["Q"], i["K"], i["V"]),
+    )),
+    Tour("tour_fused", _fused, _fused_results, _same(
+        probs=lambda torch, i: torch.softmax(i["logits"].flatten(), 0).reshape(i["logits"].shape),
+        normalized=lambda torch, i: torch.nn.functional.layer_norm(i["x"], i["x"].shape[1:], i["gamma"], i["beta"], i["eps"]),
+    )),
+    Tour("tour_devices", _devices, _devices_results, _same(result=lambda torch, i: i["data"] @ i["weights"])),
+    Tour("tour_parallel", _parallel, _parallel_results, _same(result=lambda torch, i: i["large_data"] @ i["weights"])),
+    Tour("tour_async", _async, _async_results, _same(result=lambda torch, i: torch.exp(i["data"]) * 2)),
+    Tour("tour_memory", _memory, _memory_results, _same(cpu_data=lambda torch, i: i["data"] * 2), 1e-4),
+    Tour("transformer_block", _block, _block_results, _same(transformer_block=_torch_block), 2e-5, "transformer_block"),
 )  # fmt: skip

@@ -7,6 +7,7 @@ Each function is one call. Loops that pass an array on are fused: `tilewright in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def project_gelu(x: tw.Array, weight: tw.Array, bias: tw.Array) -> tw.Array:
     return out
 
 
-def block(x, weights, batch: int, heads: int, device: str | None = None, out=None):
+def block(x: Any, weights: Mapping[str, Any], batch: int, heads: int, device: str | None = None, out: Any = None) -> Any:
     """One block on [batch * positions, features]; `weights` maps names to arrays. Arrays on a GPU stay there: heads are views of what
     the product before them wrote, nothing is copied. `device` says where NumPy's arrays are computed on."""
     rows, features = x.shape
@@ -125,7 +126,7 @@ def block(x, weights, batch: int, heads: int, device: str | None = None, out=Non
 
 def make_weights(rng: np.random.Generator, features: int, hidden: int) -> dict[str, np.ndarray]:
     def matrix(rows: int, columns: int) -> np.ndarray:
-        return (rng.standard_normal((rows, columns)) / rows**0.5).astype(np.float32)
+        return np.asarray((rng.standard_normal((rows, columns)) / rows**0.5).astype(np.float32))
 
     def vector(length: int) -> np.ndarray:
         return (0.1 * rng.standard_normal(length)).astype(np.float32)
@@ -146,7 +147,7 @@ def reference(x: np.ndarray, weights: dict[str, np.ndarray], batch: int, heads: 
 
     def norm(y: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
         d = y - y.mean(1, keepdims=True)
-        return d / np.sqrt((d * d).mean(1, keepdims=True) + 1e-5) * gain + shift
+        return np.asarray(d / np.sqrt((d * d).mean(1, keepdims=True) + 1e-5) * gain + shift)
 
     q, k, v = (x @ w["qkv"] + w["qkv_bias"]).reshape(batch, rows // batch, 3, heads, -1).transpose(2, 0, 3, 1, 4)
     scores = q @ k.transpose(0, 1, 3, 2) * (features // heads) ** -0.5

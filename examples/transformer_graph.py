@@ -8,6 +8,7 @@ On a GPU the seven launches of a block become one. The graph owns the memory bet
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ def main(rows: int = 128, features: int = 128, hidden: int = 512, batch: int = 2
     for values, array in zip(inputs, given, strict=True):
         found = np.asarray(graph.replay(x=array))
         print(f"largest error against float64: {np.abs(found - reference(values, weights, batch, heads)).max():.1e}")
-    for label, call in (("calls", lambda: block(given[0], there, batch, heads)), ("graph", graph.replay)):
+    ways: dict[str, Callable[[], Any]] = {"calls": lambda: block(given[0], there, batch, heads), "graph": graph.replay}
+    for label, call in ways.items():
         call()
         start = time.perf_counter()
         with tw.timed(device) as timer:

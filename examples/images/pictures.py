@@ -81,8 +81,8 @@ def scene(height: int, width: int) -> Bytes:
     picture[roof] = (0.30, 0.10, 0.08)
     windows = house & (np.abs((x - 0.21) % 0.06 - 0.03) < 0.014) & (np.abs((y - 0.57) % 0.11 - 0.05) < 0.03)
     picture[windows] = (0.62, 0.55, 0.25)
-    noise = np.random.default_rng(0).normal(0, 0.012, picture.shape)
-    return (np.clip(picture + noise, 0, 1) * 255).astype(np.uint8)
+    noise = np.random.default_rng(0).normal(0, 0.012, (height, width, 3))
+    return np.asarray(np.clip(picture + noise, 0, 1) * 255, np.uint8)
 
 
 def mosaic(picture: Bytes) -> Bytes:

@@ -112,7 +112,7 @@ def equalise(x: tw.Array, y: tw.Array, counts: tw.Array) -> tw.Array:
         below = 0
         for k in range(BINS):
             if k <= b:
-                below += counts[k]
+                below += int(counts[k])
         ranks[b] = float(below) / (h * w)
     out = tw.empty((3, h, w), tw.u8)
     for i, j in tw.grid(h, w):

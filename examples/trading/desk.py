@@ -6,7 +6,7 @@ sum is exact and a replay gives the same result each time.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -21,8 +21,8 @@ REASONS = {
     TURNOVER_LIMIT: "turnover limit",
 }  # fmt: skip
 
-Levels = Annotated[np.ndarray, tw.i64[LEVELS]]
-Counter = Annotated[np.ndarray, tw.i64[8]]
+Levels = Annotated[np.ndarray, tw.fixed(tw.i64, LEVELS)]
+Counter = Annotated[np.ndarray, tw.fixed(tw.i64, 8)]
 """A counter that several threads change: the first of a line of the cache."""
 
 
@@ -35,7 +35,7 @@ class Book(tw.State):
     ask_size: Levels
     last: int
     """The price of the last trade."""
-    windows: Annotated[np.ndarray, tw.f64[WINDOWS, 2 * WINDOW]]
+    windows: Annotated[np.ndarray, tw.fixed(tw.f64, WINDOWS, 2 * WINDOW)]
     """Every number is there twice, so that the latest 64 always lie side by side."""
     at: int
     """Where the next number goes, 0 to 63."""
@@ -73,7 +73,7 @@ class Order(tw.State):
     price: int
 
 
-Orders = tw.Ring[Order, 64]
+Orders = tw.Ring[Order, Literal[64]]
 
 
 def reserve(counter: Counter, change: int, most: int) -> bool:

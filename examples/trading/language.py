@@ -105,7 +105,7 @@ def highest(window: int, count: int) -> Number:
         found = book.windows[window, first]
         for k in range(1, count):
             found = max(found, book.windows[window, first + k])
-        return found
+        return float(found)
 
     return number
 
@@ -116,14 +116,14 @@ def lowest(window: int, count: int) -> Number:
         found = book.windows[window, first]
         for k in range(1, count):
             found = min(found, book.windows[window, first + k])
-        return found
+        return float(found)
 
     return number
 
 
 def ago(window: int, count: int) -> Number:
     def number(book: Book) -> float:
-        return book.windows[window, book.at + WINDOW - 1 - count]
+        return float(book.windows[window, book.at + WINDOW - 1 - count])
 
     return number
 

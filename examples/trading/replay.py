@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from desk import LEVELS, REASONS, SYMBOLS, WINDOW, Book, Desk, Orders, execute, profit
 from language import Strategy, read_strategy
+from numpy.typing import NDArray
 
 import tilewright as tw
 
@@ -44,7 +45,7 @@ class Events(tw.State):
 class Timing(tw.State):
     """How many events took so many steps of the counter."""
 
-    counts: Annotated[np.ndarray, tw.i64[TICKS]]
+    counts: Annotated[np.ndarray, tw.fixed(tw.i64, TICKS)]
 
 
 class Replay:
@@ -85,7 +86,7 @@ class Replay:
             before = desk.sent[0]
             for k in range(count):
                 on_event(desk, orders, events.items[k])
-            return desk.sent[0] - before
+            return int(desk.sent[0] - before)
 
         @tw.no_allocation
         @tw.no_syscalls
@@ -97,7 +98,7 @@ class Replay:
                 begin = tw.clock()
                 on_event(desk, orders, events.items[k])
                 timing.counts[min(tw.clock() - begin, TICKS - 1)] += 1
-            return desk.sent[0] - before
+            return int(desk.sent[0] - before)
 
         self.strategy, self.on_event, self.run, self.run_timed = strategy, on_event, run, run_timed
 
@@ -170,8 +171,8 @@ class Result:
 
     def percentile(self, share: float) -> float:
         """Nanoseconds that this share of the events did not exceed, to a step of the counter."""
-        counts = self.timing.counts.cumsum()
-        return float(np.searchsorted(counts, share * counts[-1])) * self.step_ns
+        counts: NDArray[np.int64] = np.add.accumulate(np.asarray(self.timing.counts, np.int64))
+        return float(counts.searchsorted(share * float(counts[-1]))) * self.step_ns
 
     def __str__(self) -> str:
         desk = self.desk

@@ -36,7 +36,7 @@ _EXPORTS = {
     "api.profile": "Profile profile",
     "api.regions": "parallel_gpu prange",
     "api.simd": "CpuFunction cpu",
-    "base.dtypes": "DType bf16 bool_ complex128 complex64 f16 f32 f64 f8e4m3 f8e5m2 i16 i32 i64 i8 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0 u16 u32 u64 u8",
+    "base.dtypes": "DType bf16 bool_ complex128 complex64 f16 f32 f64 f8e4m3 f8e5m2 fixed i16 i32 i64 i8 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0 u16 u32 u64 u8",
     "base.simd": (
         "f32x16 f32x4 f32x8 f64x2 f64x4 f64x8 i16x16 i16x32 i16x8 i32x16 i32x4 i32x8 i64x2 i64x4 i64x8 i8x16 i8x32 i8x64 "
         "u16x16 u16x32 u16x8 u32x16 u32x4 u32x8 u64x2 u64x4 u64x8 u8x16 u8x32 u8x64"

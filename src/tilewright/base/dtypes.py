@@ -38,6 +38,13 @@ def checked_shape(shape: object) -> tuple[int, ...]:
     return parts
 
 
+def fixed(element: Any, *shape: int) -> FixedArray:
+    """`tw.fixed(tw.f64, 64)`: the same as `tw.f64[64]`, for type checkers too: `Annotated[np.ndarray, tw.fixed(tw.f64, 64)]`."""
+    if not isinstance(element, DType):
+        raise TypeError(f"a fixed array has a dtype such as tw.f64, got {element!r}")
+    return FixedArray(element, checked_shape(shape))
+
+
 @dataclass(frozen=True, eq=False)
 class DType:
     """One element type. `kind` is 'b' bool, 'i' signed, 'u' unsigned, 'f' float, 'c' complex, 'q' packed quantised block."""

@@ -13,7 +13,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from tilewright.base import registry
 from tilewright.base.artifact import Artifact
@@ -38,7 +38,6 @@ from tilewright.frontend.python.kernel_options import attributes_of, check_optio
 from tilewright.frontend.python.kernels import parse_function
 from tilewright.frontend.python.options import reduction
 from tilewright.frontend.python.sources import keep_source
-from tilewright.frontend.words.objects import Array
 from tilewright.runtime.core import observe
 from tilewright.runtime.core.entry import Entry, arranger
 from tilewright.runtime.core.streams import FAST_PATH_OFF, host_recorder, is_capturing
@@ -52,6 +51,13 @@ from tilewright.tree.syntax import Function, KernelAttribute
 P = ParamSpec("P")
 R = TypeVar("R")
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tilewright.frontend.words.objects import Array, ResultArray
+
+    Q = ParamSpec("Q")
+    T = TypeVar("T", bound=Array)
 
 _direct: weakref.WeakSet[object] = weakref.WeakSet()
 """Kernels whose calls go straight to the CPU."""
@@ -82,11 +88,27 @@ class Kernel(Entry, Generic[P, R]):
 
     if TYPE_CHECKING:
 
+        # Calls with arrays: what comes back is of the library of the first. Calls with `out=` and its like are not checked further:
+        # a ParamSpec takes no keywords beside it.
+        @overload  # type: ignore[override]
+        def __call__(self: Kernel[Concatenate[Array, Q], Array], first: np.ndarray[Any, Any], /, *args: Q.args, **keywords: Q.kwargs) -> ResultArray: ...
         @overload
-        def __call__(self, *args: Array | float) -> R: ...
+        def __call__(self: Kernel[Concatenate[Array, Q], Array], first: T, /, *args: Q.args, **keywords: Q.kwargs) -> T: ...
         @overload
-        def __call__(self, *args: object, **keywords: object) -> Any: ...
-        def __call__(self, *args: object, **keywords: object) -> object:
+        def __call__(self: Kernel[P, Array], *args: P.args, **keywords: P.kwargs) -> ResultArray: ...
+        @overload
+        def __call__(self, *args: P.args, **keywords: P.kwargs) -> R: ...
+        @overload
+        def __call__(self, *args: Any, out: Any, **keywords: Any) -> Any: ...
+        @overload
+        def __call__(self, *args: Any, device: str | Sequence[str], **keywords: Any) -> Any: ...
+        @overload
+        def __call__(self, *args: Any, stream: Any, **keywords: Any) -> Any: ...
+        @overload
+        def __call__(self, *args: Any, tune: bool, **keywords: Any) -> Any: ...
+        @overload
+        def __call__(self, *args: Any, asynchronous: bool, **keywords: Any) -> Any: ...
+        def __call__(self, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]
             """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
 
     def __init__(

@@ -11,7 +11,7 @@ where e is the place of the element in row-major order. So an array does not dep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 import numpy as np
 
@@ -28,7 +28,22 @@ from tilewright.tree.check.random_draws import DTYPES
 _WORD = 1 << 64
 
 
-def _word(name: str) -> Callable[[Callable[..., Any]], Any]:
+if TYPE_CHECKING:
+
+    class RandomFunction(Protocol):
+        """A number in a kernel, an array where `shape=` or `out=` is given."""
+
+        @overload
+        def __call__(self, seed: float, *index: float, dtype: object = None) -> float: ...
+        @overload
+        def __call__(
+            self, seed: float, *index: float, shape: int | Sequence[int], dtype: object = None, device: str | None = None, out: Any = None
+        ) -> Any: ...  # fmt: skip
+        @overload
+        def __call__(self, seed: float, *index: float, dtype: object = None, device: str | None = None, out: Any) -> Any: ...
+
+
+def _word(name: str) -> Callable[[Callable[..., Any]], RandomFunction]:
     """Mark a function as a word of kernels."""
 
     def mark(function: Callable[..., Any]) -> Any:
@@ -52,21 +67,21 @@ class RandomFunctions:
 
     @_word("uniform")
     def uniform(
-        seed: int, *index: float, shape: int | Sequence[int] | None = None, dtype: object = None, device: str | None = None, out: Any = None
+        seed: float, *index: float, shape: int | Sequence[int] | None = None, dtype: object = None, device: str | None = None, out: Any = None
     ) -> Any:  # fmt: skip
         """Floats in [0, 1), at equal distances: f32 (24 bits), f64 (53), f16 (11) or bf16 (8)."""
         return _filled("uniform", seed, (), index, shape, dtype, device, out)
 
     @_word("normal")
     def normal(
-        seed: int, *index: float, shape: int | Sequence[int] | None = None, dtype: object = None, device: str | None = None, out: Any = None
+        seed: float, *index: float, shape: int | Sequence[int] | None = None, dtype: object = None, device: str | None = None, out: Any = None
     ) -> Any:  # fmt: skip
         """Floats of the normal distribution with mean 0 and deviation 1: f32, f64, f16 or bf16."""
         return _filled("normal", seed, (), index, shape, dtype, device, out)
 
     @_word("randint")
     def randint(
-        seed: int, low: float, high: float, *index: float, shape: int | Sequence[int] | None = None, dtype: object = None,
+        seed: float, low: float, high: float, *index: float, shape: int | Sequence[int] | None = None, dtype: object = None,
         device: str | None = None, out: Any = None,
     ) -> Any:  # fmt: skip
         """Integers from `low` on below `high`: i64, i32, u32 or u64."""
@@ -74,7 +89,7 @@ class RandomFunctions:
 
     @_word("bits")
     def bits(
-        seed: int, *index: float, shape: int | Sequence[int] | None = None, dtype: object = None, device: str | None = None, out: Any = None
+        seed: float, *index: float, shape: int | Sequence[int] | None = None, dtype: object = None, device: str | None = None, out: Any = None
     ) -> Any:  # fmt: skip
         """Integers all of whose bits are random: u32 or u64."""
         return _filled("bits", seed, (), index, shape, dtype, device, out)

@@ -80,7 +80,7 @@ class _Function:
     def concrete(self, arguments: tuple[Any, ...]) -> Any:
         """With the arrays' own memory, on their device."""
         shared = [imports.from_dlpack(value) if kind is None else value for kind, value in zip(self.kinds, arguments, strict=True)]
-        found = self.kernel(*shared)
+        found: Any = self.kernel(*shared)
         several = found if isinstance(found, tuple) else (found,)
         made = tuple(self.as_jax(item) for item in several)
         return made[0] if self.count == 1 else made
@@ -103,7 +103,7 @@ class _Function:
         def run(*values: Any) -> Any:
             given = iter(values)
             call = [np.asarray(next(given)) if kind is None else value for kind, value in zip(self.kinds, fixed, strict=True)]
-            found = self.kernel(*call, device="cpu")
+            found: Any = self.kernel(*call, device="cpu")
             several = found if isinstance(found, tuple) else (found,)
             ready = tuple(np.asarray(item) for item in several)
             return ready[0] if self.count == 1 else ready

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, get_args, get_origin
 
 from tilewright.base.dtypes import DType, i64
 from tilewright.base.errors import UserError
@@ -61,7 +61,20 @@ def _push(ring: Any, value: Any) -> bool:
     return True
 
 
-class SpscRing(NativeState):
+if TYPE_CHECKING:
+    import typing_extensions
+
+    E = typing_extensions.TypeVar("E", default=Any)
+    N = typing_extensions.TypeVar("N", default=Any)
+
+    class _RingState(NativeState, Generic[E, N]):
+        """`tw.Ring[Order, Literal[64]]` is a type to type checkers."""
+else:
+    E = N = Any
+    _RingState = {(Any, Any): NativeState}
+
+
+class SpscRing(_RingState[E, N]):
     """A ring between one producer and one consumer: `tw.Ring[Order, 1024]` is a class, an object of it a ring in native memory.
 
     In critical functions: `slot = ring.claim()` (-1 where it is full), `ring.items[slot]…`, `ring.publish()`; `slot = ring.front()` (-1 where it is empty),
@@ -75,12 +88,17 @@ class SpscRing(NativeState):
         items: Any
         """The slots."""
 
-    def __class_getitem__(cls, item: Any) -> Any:
-        if cls is not SpscRing:
-            return super().__class_getitem__(item)
-        if not isinstance(item, tuple) or len(item) != 2:
-            raise UserError.at("TW016", f"tw.Ring[...] takes what it holds and how many, got {item!r}", help="for instance tw.Ring[tw.i64, 1024]")
-        return _ring_class(*item)
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            if cls is not SpscRing:
+                return super().__class_getitem__(item)
+            if not isinstance(item, tuple) or len(item) != 2:
+                raise UserError.at("TW016", f"tw.Ring[...] takes what it holds and how many, got {item!r}", help="for instance tw.Ring[tw.i64, 1024]")
+            held, capacity = item
+            if get_origin(capacity) is Literal:  # what type checkers take for a number in brackets
+                (capacity,) = get_args(capacity)
+            return _ring_class(held, capacity)
 
     def claim(self) -> int:
         """The slot that the producer may fill; -1 where the ring is full."""

@@ -2,8 +2,8 @@
 
 from typing import Any, overload
 
-from tilewright.base.dtypes import DType, f32
-from tilewright.frontend.words.objects import Fragment, Index
+from tilewright.base.dtypes import f32
+from tilewright.frontend.words.objects import AnyDType, Fragment, Index
 from tilewright.frontend.words.objects import (
     Array as Array,
     GpuBuffer as GpuBuffer,
@@ -17,16 +17,16 @@ from tilewright.frontend.words.objects import (
     warp as warp,
 )
 
-def empty(shape: int | tuple[int, ...], dtype: DType) -> Array:
+def empty(shape: int | tuple[int, ...], dtype: AnyDType) -> Array:
     """A new array to be written and returned."""
 
-def zeros(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
+def zeros(shape: int | tuple[int, ...], dtype: AnyDType | None = None) -> Array:
     """A new array of zeros; inside a loop a tile of zeros, which needs no dtype."""
 
-def ones(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
+def ones(shape: int | tuple[int, ...], dtype: AnyDType | None = None) -> Array:
     """A new array of ones; inside a loop a tile of ones, which needs no dtype."""
 
-def full(shape: int | tuple[int, ...], value: float, dtype: DType | None = None) -> Array:
+def full(shape: int | tuple[int, ...], value: float, dtype: AnyDType | None = None) -> Array:
     """A new array of one value; inside a loop a tile of it, which needs no dtype."""
 
 def empty_like(array: Array) -> Array:
@@ -62,10 +62,10 @@ def row_sum(x: Array) -> Array:
 def unrolled(values: range) -> range:
     """`for i in tw.unrolled(range(4)):` has the body four times, with a constant for i."""
 
-def cast(value: float, dtype: DType) -> float:
+def cast(value: float, dtype: AnyDType) -> float:
     """The value converted to a dtype."""
 
-def bitcast(x: float, dtype: DType) -> float:
+def bitcast(x: float, dtype: AnyDType) -> float:
     """The same bits as another type of the same size."""
 
 def where(condition: bool, a: float, b: float) -> float:
@@ -661,13 +661,13 @@ def redux_or(value: Any, lanes: int | None = None) -> int:
 def redux_xor(value: Any, lanes: int | None = None) -> int:
     """The bitwise xor over the warp, of 32-bit integers, by one instruction."""
 
-def shared(shape: int | tuple[int, ...], dtype: DType | None = None, align: int = 16) -> Array:
+def shared(shape: int | tuple[int, ...], dtype: AnyDType | None = None, align: int = 16) -> Array:
     """An array that the threads of a block share, at a multiple of `align` bytes. In a loop of a kernel: an array that each iteration has for itself."""
 
-def shared_dynamic(dtype: DType) -> Any:
+def shared_dynamic(dtype: AnyDType) -> Any:
     """The shared memory that the launch asked for, as an array of one axis."""
 
-def local(shape: int | tuple[int, ...], dtype: DType) -> Any:
+def local(shape: int | tuple[int, ...], dtype: AnyDType) -> Any:
     """An array that each thread has for itself."""
 
 def vload(array: Any, index: Index, width: int = 1, cache: str | None = None) -> Any:
@@ -748,10 +748,10 @@ def mul_high(a: Any, b: Any) -> int:
 def dp4a(a: Any, b: Any, c: Any) -> int:
     """c plus the products of the four bytes of a and b, signed where the word is i32."""
 
-def pack_bits(values: Any, dtype: DType) -> int:
+def pack_bits(values: Any, dtype: AnyDType) -> int:
     """Two 16-bit or four 8-bit numbers as one u32, the first lowest."""
 
-def unpack_bits(word: int, dtype: DType) -> Fragment:
+def unpack_bits(word: int, dtype: AnyDType) -> Fragment:
     """A u32 as a tuple of two 16-bit or four 8-bit numbers."""
 
 def fast_exp(x: float) -> float:
@@ -865,10 +865,10 @@ def fragment_a(array: Any, index: Index, transposed: bool = False) -> Fragment:
 def fragment_b(array: Any, index: Index, transposed: bool = False) -> Fragment:
     """16 columns of a second factor, from row and column `index` of a matrix on (or of its transpose)."""
 
-def fragment_c(value: Any = 0.0, dtype: DType = f32) -> Fragment:
+def fragment_c(value: Any = 0.0, dtype: AnyDType = f32) -> Fragment:
     """16 x 16 sums that all begin as that number: f32, or i32 for sums of integers."""
 
-def fragment_mma(a: Any, b: Any, c: Any, dtype: DType) -> Fragment:
+def fragment_mma(a: Any, b: Any, c: Any, dtype: AnyDType) -> Fragment:
     """c plus the product of a and b, whose elements have that dtype; gives the new sums."""
 
 def fragment_load(array: Any, index: Index) -> Fragment:
@@ -880,7 +880,7 @@ def fragment_store(array: Any, index: Index, c: Any) -> None:
 def wmma_load(array: Any, index: Index, part: str, shape: str = "m16n16k16", transposed: bool = False) -> Fragment:
     """The part a (m x k), b (k x n) or c (m x n) of a product, from row and column `index` of a matrix on (or of its transpose)."""
 
-def wmma_fill(value: Any = 0.0, shape: str = "m16n16k16", dtype: DType = f32) -> Fragment:
+def wmma_fill(value: Any = 0.0, shape: str = "m16n16k16", dtype: AnyDType = f32) -> Fragment:
     """m x n sums that all begin as that number: f32, or i32 for sums of integers."""
 
 def wmma_mma(a: Any, b: Any, c: Any) -> Fragment:
@@ -889,7 +889,7 @@ def wmma_mma(a: Any, b: Any, c: Any) -> Fragment:
 def wmma_store(array: Any, index: Index, c: Any, transposed: bool = False) -> None:
     """Write m x n sums to a matrix (or to its transpose), from row and column `index` on, rounded to its dtype."""
 
-def mma_sync(a: Any, b: Any, c: Any, dtype: DType) -> Fragment:
+def mma_sync(a: Any, b: Any, c: Any, dtype: AnyDType) -> Fragment:
     """One matrix instruction of the warp, 16 x 8: four words of a, two of b, four sums."""
 
 def ldmatrix(array: Any, index: Index, count: int = 4, trans: bool = False) -> Fragment:

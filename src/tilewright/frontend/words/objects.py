@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar, overload
 
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import UserError
@@ -17,7 +17,7 @@ OBJECTS = ("Array", "GpuBuffer", "InOut", "block", "cluster", "device", "grid", 
 """What `tilewright` offers of this module."""
 
 T = TypeVar("T")
-A = TypeVar("A", bound="Array")
+A = TypeVar("A", bound="KernelArray")
 F = TypeVar("F", bound=Callable[..., object])
 Index = int | tuple[int, ...]
 Fragment = tuple[Any, ...]
@@ -37,7 +37,54 @@ Part: TypeAlias = "slice | Array | EllipsisType | None"
 """An index that leaves an axis, or makes one."""
 
 
-class Array:
+AnyDType: TypeAlias = DType | type[float] | type[int] | type[complex]
+"""What type checkers take for a dtype: in annotations `tw.f32` is a number, so its name is a class to them."""
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    D = typing_extensions.TypeVar("D", default=Any)
+else:
+    D = TypeVar("D")
+
+
+class HostArray(Protocol):
+    """What a call takes for an array: NumPy's, PyTorch's, CuPy's, JAX's and our own have these. Type checkers alone use it."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def size(self) -> Any: ...
+    @property
+    def T(self) -> Any: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+    def __setitem__(self, index: Any, value: Any, /) -> None: ...
+    def __len__(self) -> int: ...
+    def __add__(self, other: Any, /) -> Any: ...
+    def __radd__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __rsub__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __rmul__(self, other: Any, /) -> Any: ...
+    def __truediv__(self, other: Any, /) -> Any: ...
+    def __rtruediv__(self, other: Any, /) -> Any: ...
+    def __floordiv__(self, other: Any, /) -> Any: ...
+    def __mod__(self, other: Any, /) -> Any: ...
+    def __pow__(self, other: Any, /) -> Any: ...
+    def __and__(self, other: Any, /) -> Any: ...
+    def __or__(self, other: Any, /) -> Any: ...
+    def __xor__(self, other: Any, /) -> Any: ...
+    def __matmul__(self, other: Any, /) -> Any: ...
+    def __lt__(self, other: Any, /) -> Any: ...
+    def __le__(self, other: Any, /) -> Any: ...
+    def __gt__(self, other: Any, /) -> Any: ...
+    def __ge__(self, other: Any, /) -> Any: ...
+    def __neg__(self) -> Any: ...
+
+
+class KernelArray(Generic[D]):
     """An array in a kernel: `x[i, j]` is an element, `x[i, a:b]` a part, `x.shape` its extents, `x.dtype` its element type.
 
     Elements are floats to a type checker, whatever the array holds; so an element may be an index too, as in `x[places[i]]`. So is
@@ -49,22 +96,24 @@ class Array:
     size: int
 
     @property
-    def real(self) -> Array:
+    def real(self) -> KernelArray[D]:
         """The real parts of complex numbers."""
         refuse("Array")
 
     @property
-    def imag(self) -> Array:
+    def imag(self) -> KernelArray[D]:
         """Their imaginary parts."""
         refuse("Array")
 
-    def conj(self) -> Array:
+    def conj(self) -> KernelArray[D]:
         """The numbers with the signs of their imaginary parts turned."""
         refuse("Array")
 
-    def __class_getitem__(cls, dtype: object) -> type[Array]:
-        """`tw.Array[tw.f32]`: an array of that dtype, of any rank."""
-        return cls
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, dtype: object) -> type[KernelArray]:
+            """`tw.Array[tw.f32]`: an array of that dtype, of any rank."""
+            return cls
 
     @overload
     def __getitem__(self, index: float | tuple[float, ...]) -> float: ...  # type: ignore[overload-overlap]
@@ -108,8 +157,22 @@ class Array:
     __invert__ = __neg__
 
 
-class InOut(Array):
-    """A parameter that the kernel writes where it lies: `def append(cache: tw.InOut, row: tw.Array, position: int) -> None`."""
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = KernelArray[D] | HostArray
+    InOut: TypeAlias = KernelArray[D] | HostArray
+
+    class ResultArray(np.ndarray[tuple[Any, ...], np.dtype[Any]]):
+        """What a call with NumPy arrays returns. A result on another device has members of its own, which are not checked."""
+
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    Array = KernelArray
+    Array.__name__ = Array.__qualname__ = "Array"
+
+    class InOut(Array):
+        """A parameter that the kernel writes where it lies: `def append(cache: tw.InOut, row: tw.Array, position: int) -> None`."""
 
 
 class Axes:

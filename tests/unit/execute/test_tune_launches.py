@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from copy_kernels import register_copies
+from null_cuda.install import installed
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.compile import tuning
 from tilewright.compile.tuning import Measurement, TuningStore, TuningTable, advise_listed
@@ -70,6 +72,22 @@ def _measured(x: np.ndarray, o: np.ndarray, seconds: dict[str, float]) -> None:
     ((key, table),) = tuning.store().tables().items()
     extents = table.entries[0].extents
     tuning.store().add(key, table.kernel, table.target, [Measurement(extents, text, s, rounds=9) for text, s in seconds.items()])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_arrays_of_a_device_are_put_back(on_device: bool) -> None:
+    with installed(count=1) as driver:
+        register_copies(driver)
+        kernel = tw.gpu(choices=list(accumulate.choices.values()))(accumulate.python)  # nothing of other null GPUs is loaded for it
+        x, o = arrays()
+        given = (tw.to_device(x, "cuda"), tw.to_device(o, "cuda")) if on_device else (x, o)
+        found = tw.tune(kernel, *given, device="cuda", budget=60)
+        assert [m.error for m in found.trials] == ["", "", ""] and found.best is not None
+        assert (np.asarray(given[1].numpy() if on_device else o) == 5).all()
+        kernel(*given, device="cuda")
+        after = given[1].numpy() if on_device else o
+        assert np.array_equal(after, 5 + 2 * x)
+        assert driver.violations == []
 
 
 def test_another_dtype_has_a_table_of_its_own() -> None:

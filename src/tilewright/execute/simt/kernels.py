@@ -161,7 +161,7 @@ class GpuKernel(Generic[P]):
 
     # -- launching ------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: P.args, **named: P.kwargs) -> None:
+    def __call__(self, *args: object, **named: object) -> None:
         name = self.__name__
         if self.choices:
             call_chosen(self, args, dict(named))

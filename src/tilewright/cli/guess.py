@@ -245,7 +245,7 @@ class Uses:
                 found += [given + max(0, (axes if slices else 1) - slices) for axes in self._parts.get(id(node), ())]
                 found.append(given)
         elif (array := _shape_of(node.value)) and isinstance(node.indices[0], syntax.Number):
-            self.at_least.setdefault(array, []).append(int(node.indices[0].value) + 1)
+            self.at_least.setdefault(array, []).append(int(node.indices[0].value.real) + 1)
         for index in node.indices:
             self._whole(*((index.lo, index.hi, index.step) if isinstance(index, syntax.Slice) else (index,)))
 
@@ -337,5 +337,5 @@ def _axes(node: syntax.Expr | None) -> list[int]:
     if isinstance(node, syntax.Tuple):
         return [axis for item in node.items for axis in _axes(item)]
     if isinstance(node, syntax.Number):
-        return [int(node.value)]
+        return [int(node.value.real)]
     return [0]

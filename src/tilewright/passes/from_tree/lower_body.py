@@ -296,8 +296,8 @@ class Draft:
     def _pair(self, builder: Builder, expr: Expr, scope: Scope, indices: Sequence[Value]) -> Pair:
         part = expr.dtype.part
         if isinstance(expr, Const):
-            value = complex(expr.value)
-            return Pair(self.number(builder, value.real, part), self.number(builder, value.imag, part) if isinstance(expr.value, complex) else None)
+            number = complex(expr.value)
+            return Pair(self.number(builder, number.real, part), self.number(builder, number.imag, part) if isinstance(expr.value, complex) else None)
         found: Number
         if isinstance(expr, Local):
             found = self.variable(expr.var, scope)
@@ -713,7 +713,7 @@ class Draft:
             own[best] = self.number(inner, dtype.min_value if largest else dtype.max_value, dtype)
             own[place] = self.number(inner, i64.max_value, i64)
             self.statements(inner, body, own)
-            return [own[best], own[place]]
+            return [_value(own[best]), _value(own[place])]
 
         extents = [self.extent(self.body, var, self.scope) for var in stmt.inner]
         return self.body.reduce(stmt.kind, extents, region, [v.name for v in stmt.inner])[1]

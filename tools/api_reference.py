@@ -23,6 +23,7 @@ FOLDER = Path(__file__).parents[1] / "docs/api"
 
 GROUPS = (
     ("kernels", "Kernels and tools", "Decorators, what they make, and what looks at it.", (
+        "base.dtypes",
         "execute.kernel", "execute.simt.kernels", "api.simd", "execute.critical", "frontend.critical", "compile.critical_proof", "zyn.load", "api.marks", "api.regions", "tree.metadata",
         "execute.tune", "compile.tiers", "api.export", "api.profile", "api.occupancy", "api.debugging",
         "api", "compile", "execute", "frontend", "tree", "zyn",

@@ -41,7 +41,7 @@ class CpuLaunches(KernelLaunches):
         arrays, built, key = self._launch(leaves, args, config, device)
         copy_back(back, arrays, built.written)
         if config.check:
-            raise_failure(arrays[FAILURE], self.kernel.sites[key], built.kernel, config.grid)
+            raise_failure(arrays[FAILURE].tolist(), self.kernel.sites[key], built.kernel, config.grid)
         if repeats is not None and repeats.may_be_fast and not back and self.kernel.plain and device.partition is None and stubs_work():
             self._learn(repeats, args, config, device, built, key)
 

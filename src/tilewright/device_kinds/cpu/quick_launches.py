@@ -7,7 +7,7 @@ memory with others; the record of an access outside an array lies on the stack. 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from tilewright.base import abi
@@ -15,10 +15,10 @@ from tilewright.base.artifact import FAILURE, ArrayParam, Artifact, IndexSite
 from tilewright.base.sizes import Size
 from tilewright.base.target import host_cpu
 from tilewright.codegen.host.entries import host_object
+from tilewright.execute.simt.checks import FAILURE_LENGTH, Sites, raise_failure
 from tilewright.execute.simt.config import LaunchConfig
 from tilewright.execute.simt.host import launch_sizes
 from tilewright.frontend.simt.kernels import BuiltKernel
-from tilewright.passes.late.bounds_checks import FIELDS, Site, failure_of
 from tilewright.runtime.core import streams
 from tilewright.runtime.core.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, builtin_function
 from tilewright.runtime.core.entry import provide_front
@@ -31,19 +31,17 @@ LAUNCHES_BEFORE = 2
 class QuickLaunch:
     """The stub of one kernel and one grid."""
 
-    def __init__(self, artifact: Artifact, built: BuiltKernel, sites: Sequence[Site], config: LaunchConfig) -> None:
-        self._sites, self._kernel, self._grid = sites, built.kernel, config.grid[: max(1, len(built.kernel.grid))]
+    def __init__(self, artifact: Artifact, built: BuiltKernel, sites: Sites, config: LaunchConfig) -> None:
+        self._sites, self._kernel, self._grid = sites, built.kernel, config.grid
         bind_symbol("tilewright_streams_special", ctypes.addressof(streams.FAST_PATH_OFF))
-        self._objects = ObjectCode(artifact.code, host_object(_stub_form(artifact, built.written, config), host_cpu(), FIELDS, special=True))
+        self._objects = ObjectCode(artifact.code, host_object(_stub_form(artifact, built.written, config), host_cpu(), FAILURE_LENGTH, special=True))
         provide_front(self._objects)
         self._method = MethodDefinition(artifact.name.encode(), self._objects.address(abi.STUB_ENTRY), METH_FASTCALL_KEYWORDS, None)
         self._function: tuple[Callable[..., object], Callable[..., object]] | None = None
 
     def outside(self, *values: int) -> None:
         """An access lay outside its array: the stub asks for the error."""
-        error = failure_of(values, self._sites, self._kernel, self._grid)
-        assert error is not None
-        raise error
+        raise_failure(values, self._sites, self._kernel, self._grid)
 
     def chain(self, fallback: Callable[..., object]) -> Callable[..., object]:
         """The stub as a function that hands what it refuses to `fallback`."""

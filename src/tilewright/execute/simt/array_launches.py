@@ -119,7 +119,7 @@ class ArrayLaunches(KernelLaunches):
         place.leave()
         kernel.last = artifact
         if config.check:
-            raise_failure(arrays[FAILURE].numpy(), self.kernel.sites[loaded.key], loaded.built.kernel, config.grid)
+            raise_failure(arrays[FAILURE].numpy().tolist(), self.kernel.sites[loaded.key], loaded.built.kernel, config.grid)
         if repeats is None or back or loaded.aliased or config.check:
             return
         names = [leaf.name for leaf in leaves]

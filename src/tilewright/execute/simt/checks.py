@@ -21,6 +21,9 @@ from tilewright.passes.late.bounds_checks import FIELDS, NAME, Site, failure_of
 
 FAILURE = NAME
 """The name of that array among a launch's arrays."""
+FAILURE_LENGTH = FIELDS
+Sites = Sequence[Site]
+"""The accesses of a kernel that are watched."""
 
 
 def with_checks(built: BuiltKernel) -> tuple[BuiltKernel, tuple[Site, ...]]:
@@ -57,8 +60,8 @@ def new_failure() -> np.ndarray:
     return np.zeros(FIELDS, np.int64)
 
 
-def raise_failure(values: np.ndarray, sites: Sequence[Site], kernel: Kernel, grid: Sequence[int]) -> None:
+def raise_failure(values: Sequence[int], sites: Sites, kernel: Kernel, grid: Sequence[int]) -> None:
     """Raise what the launch left behind, if it did."""
-    error = failure_of(values.tolist(), sites, kernel, grid[: max(1, len(kernel.grid))])
+    error = failure_of(values, sites, kernel, grid[: max(1, len(kernel.grid))])
     if error is not None:
         raise error

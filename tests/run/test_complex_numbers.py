@@ -152,6 +152,30 @@ def test_mean_along_an_axis() -> None:
         np.testing.assert_allclose(mean(x, device=device), x.mean(axis=0), rtol=1e-12)
 
 
+PRODUCTS = {
+    "plain": ("x @ y", lambda x, y: x @ y),
+    "conjugate on the right": ("x @ y.conj()", lambda x, y: x @ y.conj()),
+    "conjugate on the left": ("x.conj() @ y", lambda x, y: x.conj() @ y),
+    "both": ("x.conj() @ y.conj()", lambda x, y: (x @ y).conj()),
+    "of real and complex": ("x.real @ y", lambda x, y: x.real @ y),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_matrices_are_products_of_their_parts(name: str, device: str, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_WARN", "error")  # plain loops in place of a product would be an error
+    text, reference = PRODUCTS[name]
+    kernel, rng = from_text(f"def product(x, y):\n    return {text}\n"), np.random.default_rng(5)
+    for m, k, n in ((1, 1, 1), (5, 31, 33), (33, 7, 2)):
+        x, y = draw(rng, m * k, dtype).reshape(m, k), draw(rng, k * n, dtype).reshape(k, n)
+        found = kernel(x, y, device=device)
+        wanted = reference(x.astype(np.complex128), y.astype(np.complex128))
+        assert found.dtype == dtype
+        assert np.abs(found - wanted).max() <= 4 * k * np.finfo(dtype).eps * np.abs(x).max() * np.abs(y).max()
+
+
 def test_in_place_and_scatter() -> None:
     turn = from_text("def turn(x: tw.InOut) -> None:\n    (n,) = x.shape\n    for i in tw.grid(n):\n        x[i] *= 1j\n")
     x = np.array([1, 2j, 3 + 4j], np.complex64)

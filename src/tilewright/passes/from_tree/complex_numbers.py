@@ -11,15 +11,15 @@ two complex numbers are those of NumPy. Division scales its operands by powers o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilewright.base.dtypes import DType, f32
 from tilewright.base.record import record
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Value
-from tilewright.ir.types import dtype_of
+from tilewright.ir.nodes import Op, Value
+from tilewright.ir.types import INDEX, dtype_of
 
 
 @record
@@ -120,6 +120,14 @@ class ComplexMath:
             return Pair(self._op("mul", scale, other.re), None if other.im is None else self._op("mul", scale, other.im))
         re = self._op("sub", self._op("mul", z.re, w.re), self._op("mul", z.im, w.im))
         return Pair(re, self._op("add", self._op("mul", z.re, w.im), self._op("mul", z.im, w.re)))
+
+    def difference(self, first: Value, second: Value, first_minus: bool, second_minus: bool) -> Value:
+        """The sum of two numbers, of which those marked are taken away."""
+        if first_minus and second_minus:
+            return self._op("neg", self._op("add", first, second))
+        if first_minus:
+            return self._op("sub", second, first)
+        return self._op("sub" if second_minus else "add", first, second)
 
     def divide(self, z: Pair, w: Pair) -> Pair:
         """By Smith's method: the quotient of the divisor's parts, which is at most 1, takes the place of squares."""
@@ -230,3 +238,35 @@ class ComplexMath:
         of_zero = select(falls, zero, nan)
         re = select(unit, self.number(1.0), select(none, of_zero, found.re))
         return Pair(re, select(unit, zero, select(none, of_zero, self.im(found))))
+
+
+def matrix_products(builder: Builder, value: Value) -> list[tuple[bool, Value]]:
+    """The two products that a part of a product of complex matrices is made of, and whether each is taken away. None where `value` is something else."""
+    made = {op.results[0]: op for op in builder.ops if len(op.results) == 1}
+    both = made.get(value)
+    if both is None or both.opcode not in ("add", "sub") or not all(v in made and made[v].opcode == "mul" for v in both.operands):
+        return []
+    found = []
+    for number, product in enumerate(both.operands):
+        minus = bool(number) and both.opcode == "sub"
+        factors = []
+        for factor in made[product].operands:
+            negated = factor in made and made[factor].opcode == "neg"  # of a conjugate: the sum is negated in its place
+            minus ^= negated
+            factors.append(made[factor].operands[0] if negated else factor)
+        left, right = (_places(made, factor) for factor in factors)
+        if left <= right or right <= left:
+            return []
+        found.append((minus, builder.op("mul", *factors)))
+    return found
+
+
+def _places(made: Mapping[Value, Op], value: Value) -> set[Value]:
+    """The indices that a value depends on."""
+    waiting, seen = [value], set[Value]()
+    while waiting:
+        one = waiting.pop()
+        if one not in seen:
+            seen.add(one)
+            waiting += made[one].operands if one in made else ()
+    return {one for one in seen if one not in made and one.type == INDEX}

@@ -19,7 +19,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
 from tilewright.ir.printing import FormatError, pieces
 from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
-from tilewright.passes.from_tree.complex_numbers import ComplexMath, Pair
+from tilewright.passes.from_tree.complex_numbers import ComplexMath, Pair, matrix_products
 from tilewright.tree.order.classify import without
 from tilewright.tree.typed import (
     Accumulate,
@@ -646,14 +646,27 @@ class Draft:
     def over(
         self, builder: Builder, kind: str, dtype: DType, extents: Sequence[Value], point: Callable[[Builder, Sequence[Value]], Number], names: Sequence[str] = ()
     ) -> Number:  # fmt: skip
-        """`kind` of what the points of a domain give. Sums of complex numbers are two sums; their products are multiplied one after the other."""
+        """`kind` of what the points of a domain give. Sums of complex numbers are two sums, and four where they are
+        products of matrices, each of which is found as such; products of all points are multiplied one after the other."""
         if not dtype.is_complex:
             return builder.reduce(kind, extents, lambda inner, *at: [_value(point(inner, at))], names)[0]
         if kind == "mul":
             return self.product(builder, extents, point, dtype)
 
         def sum_of(part: int) -> Value:
-            return builder.reduce(kind, extents, lambda inner, *at: [spread([point(inner, at)])[part]], names)[0]
+            minus: list[bool] = []
+
+            def term(number: int) -> Value:
+                def at_point(inner: Builder, *at: Value) -> Sequence[Value]:
+                    value = spread([point(inner, at)])[part]
+                    products = matrix_products(inner, value)
+                    minus[:] = [taken for taken, _ in products]
+                    return [products[number][1] if products else value]
+
+                return builder.reduce(kind, extents, at_point, names)[0]
+
+            first = term(0)
+            return ComplexMath(builder, dtype.part).difference(first, term(1), *minus) if minus else first
 
         return Pair(sum_of(0), sum_of(1))
 

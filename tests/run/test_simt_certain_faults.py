@@ -94,11 +94,12 @@ def arguments() -> tuple[object, ...]:
     return np.ones(256, np.float32), np.ones(256, np.float32), 5
 
 
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_certain_is_refused(name: str, tmp_path: Path) -> None:
+def test_what_is_certain_is_refused(name: str, device: str, tmp_path: Path) -> None:
     body, line, text = BAD[name]
     with pytest.raises(tw.UserError) as error:
-        kernel_of(tmp_path, body)[2, 64](*arguments(), device="emulator")
+        kernel_of(tmp_path, body)[2, 64](*arguments(), device=device)
     assert error.value.code == "TW051"
     assert error.value.span.line == FIRST + line - 1
     for k in range(1, body.count("\n") + 2):

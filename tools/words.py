@@ -43,7 +43,7 @@ def words_stub() -> str:
     """All words of the kernel languages, for type checkers and editors."""
     return (
         _HEAD.format(source="rows.py")
-        + "from typing import Any, overload\n\n"
+        + "import builtins\nfrom typing import Any, overload\n\n"
         + "from tilewright.base.dtypes import f32\n"
         + "from tilewright.frontend.words.objects import AnyDType, Fragment, Index\n"
         + _imports("tilewright.frontend.words.objects", list(OBJECTS))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -91,6 +91,8 @@ class Kernel(Entry, Generic[P, R]):
         # Calls with arrays: what comes back is of the library of the first. Calls with `out=` and its like are not checked further:
         # a ParamSpec takes no keywords beside it.
         @overload  # type: ignore[override]
+        def __call__(self: Kernel[P, Generator[Any, Any, Any]], *args: P.args, **keywords: P.kwargs) -> Any: ...
+        @overload
         def __call__(self: Kernel[Concatenate[Array, Q], Array], first: np.ndarray[Any, Any], /, *args: Q.args, **keywords: Q.kwargs) -> ResultArray: ...
         @overload
         def __call__(self: Kernel[Concatenate[Array, Q], Array], first: T, /, *args: Q.args, **keywords: Q.kwargs) -> T: ...

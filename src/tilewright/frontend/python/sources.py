@@ -23,6 +23,7 @@ import sys
 import types
 import weakref
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tilewright.base.errors import UserError
 
@@ -77,7 +78,7 @@ def missing_source(name: str, code: types.CodeType | None, what: str = "kernel")
     return error
 
 
-def run_source(text: str, names: dict[str, object] | None = None) -> dict[str, object]:
+def run_source(text: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
     """Run Python text that defines kernels, and keep it as their source. Gives the names it defined.
 
     `names` are what the text finds, and where its own names go: `run_source(text, {"width": 4})["scale"](x)`.

@@ -59,6 +59,10 @@ class HostArray(Protocol):
     def size(self) -> Any: ...
     @property
     def T(self) -> Any: ...
+    @property
+    def tolist(self) -> Any: ...
+    @property
+    def reshape(self) -> Any: ...
     def __getitem__(self, index: Any, /) -> Any: ...
     def __setitem__(self, index: Any, value: Any, /) -> None: ...
     def __len__(self) -> int: ...
@@ -105,6 +109,14 @@ class KernelArray(Generic[D]):
         """Their imaginary parts."""
         refuse("Array")
 
+    def reshape(self, *shape: Any) -> KernelArray[D]:
+        """The elements in another shape, without a copy."""
+        refuse("Array")
+
+    def tolist(self) -> Any:
+        """Of a result: its elements in lists. Kernels have no lists."""
+        refuse("Array")
+
     def conj(self) -> KernelArray[D]:
         """The numbers with the signs of their imaginary parts turned."""
         refuse("Array")
@@ -122,7 +134,7 @@ class KernelArray(Generic[D]):
     def __getitem__(self, index: float | Part | tuple[float | Part, ...]) -> float | Array:
         refuse("Array")
 
-    def __setitem__(self, index: float | Part | tuple[float | Part, ...], value: float | Array) -> None:
+    def __setitem__(self, index: float | Part | tuple[float | Part, ...], value: complex | Array) -> None:
         refuse("Array")
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from dataclasses import replace
 
 from tilewright.base.record import record
 
@@ -75,6 +76,12 @@ def _elementwise(name: str, doc: str, kinds: frozenset[str] = BOTH) -> WordRow:
     """A function of a number that maps arrays too."""
     overloads = ("(x: float) -> float", "(x: Array) -> Array")
     return WordRow(name, "(x: float | Array) -> float | Array", doc, kinds, overloads=overloads)
+
+
+def _complex_too(name: str, doc: str) -> WordRow:
+    """One of these that takes complex numbers as well."""
+    row = _elementwise(name, doc)
+    return replace(row, overloads=(*row.overloads, "(x: builtins.complex) -> builtins.complex"))
 
 
 def _of_two(name: str, doc: str) -> WordRow:
@@ -146,9 +153,9 @@ SECTIONS = (
         WordRow("where", "(condition: bool, a: float, b: float) -> float", "a where the condition holds, else b.", BOTH),
         WordRow("fma", "(a: float, b: float, c: float) -> float", "a*b + c with one rounding.", BOTH),
         WordRow("clamp", "(x: float, low: float, high: float) -> float", "x kept between low and high.", BOTH),
-        _elementwise("exp", "e to the x."),
+        _complex_too("exp", "e to the x."),
         _elementwise("exp2", "2 to the x."),
-        _elementwise("log", "Natural logarithm."),
+        _complex_too("log", "Natural logarithm."),
         _elementwise("log2", "Logarithm to base 2."),
         _elementwise("sin", "Sine, radians."),
         _elementwise("cos", "Cosine, radians."),
@@ -179,7 +186,7 @@ SECTIONS = (
         _pair("ldexp", "x", "n", "x times 2 to the n, for an integer n, rounded once."),
         WordRow("frexp", "(x: float) -> tuple[float, int]", "`m, e = tw.frexp(x)`: x is m times 2 to the e, and m is from 1/2 to 1.", BOTH),
         _elementwise("sign", "-1, 0 or 1; NaN for NaN."),
-        _elementwise("sqrt", "Square root."),
+        _complex_too("sqrt", "Square root."),
         _elementwise("rsqrt", "1 / sqrt(x)."),
         _elementwise("sigmoid", "1 / (1 + exp(-x))."),
         _elementwise("floor", "Round down."),

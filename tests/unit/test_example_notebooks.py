@@ -1,6 +1,6 @@
 """The example notebooks run from top to bottom and print what they keep. Jupyter is not needed: cells are run as IPython runs them.
 
-`python tests/unit/test_notebook.py --write` runs them and keeps what they print.
+`python tests/unit/test_example_notebooks.py --write` runs them and keeps what they print.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ def main() -> None:
         assert found.python is not None
         proof = function.proof()
         rows.append({
-            "work": found.name, "native_p50": found.native.p50, "native_p99": found.native.p99, "native_p99_9": found.native.p99_9, "native_most": found.native.most,
-            "python_p50": found.python.p50, "python_p99": found.python.p99, "batch": found.native.batch, "resolution_ns": found.resolution_ns,
+            "work": found.name, "native_p50": found.native.p50, "native_p99": found.native.p99, "native_p99_9": found.native.p99_9, "native_p99_99": found.native.p99_99, "native_most": found.native.most,
+            "python_p50": found.python.p50, "python_p99": found.python.p99, "python_p99_99": found.python.p99_99, "python_most": found.python.most, "batch": found.native.batch, "resolution_ns": found.resolution_ns,
             "instructions": proof.instructions, "path": proof.path, "no_allocation": proof.no_allocation,
             "estimate_cycles": proof.estimate.repeated, "estimate_ns": proof.estimate.repeated * found.cycle_ns, "estimate_core": proof.estimate.core, "ghz": 1 / found.cycle_ns,
         })  # fmt: skip

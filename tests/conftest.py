@@ -23,6 +23,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 # Tests run many slow kernels on purpose; those of the warnings themselves turn them on.
 os.environ.setdefault("TILEWRIGHT_WARN", "off")
+os.environ.setdefault("TILEWRIGHT_VERIFY", "passes")
 
 # Compilers make many objects that live: looking for cycles among them so often would be a seventh of the time of all tests.
 gc.set_threshold(50_000, 10, 10)

@@ -249,6 +249,7 @@ PATHS: dict[str, Reach] = {
     "functions": lambda: scalar_function(parse_scalar_function(lambda a, b: a * b + 1), (f32, f32), f32),
 }
 OTHER: dict[tuple[str, str], Reach] = {
+    ("loop", "drop_single"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("tile", "lower_contraction_amx"): stages(product, "x86-64-amx", SQUARE, SQUARE),
     ("tile", "lower_attention_cpu"): stages(plain, "x86-64-avx512", *ATTENTION),
     ("tile", "lower_products_cpu"): stages(gated, "x86-64-avx512", *GATED),

@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+
 from tilewright.base import registry
 from tilewright.base.environment import VERSION
 from tilewright.base.errors import (
@@ -23,6 +25,7 @@ from tilewright.base.errors import (
     TargetLimit,
     TilewrightError,
     UserError,
+    public,
 )
 from tilewright.base.hooks import provide
 
@@ -191,9 +194,12 @@ def __getattr__(name: str) -> object:
             if home != "frontend.words":
                 raise
             raise AttributeError(f"module 'tilewright' has no attribute '{name}'") from None
+        if isinstance(value, FunctionType) and home != "frontend.words":
+            value = public(value)  # code of ours imports it from its home, and gets it as it is
     globals()[name] = value  # importing a module of the same name must not stand in its place
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_names()})
+    """What users may use; the modules behind it, which are loaded as they are needed, are not shown."""
+    return sorted({*(name for name in globals() if name.startswith("__")), *_names()})

@@ -1,9 +1,13 @@
-"""Random critical functions give what Python's ints and floats give, or the same exception."""
+"""Random critical functions give what Python's ints and floats give, or the same exception.
+
+`TILEWRIGHT_CRITICAL_FUNCTIONS=1000` is how many are drawn; a thousand take two minutes of processor time.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import random
 from pathlib import Path
 from types import ModuleType
@@ -47,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("critical")
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=int(os.environ.get("TILEWRIGHT_CRITICAL_FUNCTIONS", "60")), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1 << 30))
 def test_random_functions(seed: int, folder: Path) -> None:
     compare(seed, folder)

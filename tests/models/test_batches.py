@@ -60,9 +60,22 @@ def test_a_batch_as_one_kernel_in_the_emulator(tmp_path: Path) -> None:
         check_tokens(random, prompt, ids, 1e-4)
 
 
+def test_the_faster_engine_runs_a_batch(model: LanguageModel) -> None:
+    """Measured once, for so many sequences; what was measured leaves nothing behind in the caches."""
+    prompts, tokens = [[5, 7, 2], [9]], [6, 4]
+    wanted = model.generate_batch_ids(prompts, tokens=tokens)
+    assert model.generate_batch_ids(prompts, tokens=tokens, engine="auto") == wanted
+    measured = model.stats.measured
+    assert set(measured) == {"graph", "mega"} and model.stats.engine == min(measured, key=lambda name: measured[name])
+    batch = model._batches[2]
+    for slow, quick in (("graph", "mega"), ("mega", "graph")):
+        batch.measured[False, False, False] = {slow: 2.0, quick: 1.0}
+        assert model.generate_batch_ids(prompts, tokens=tokens, engine="auto") == wanted and model.stats.engine == quick
+
+
 def test_refusals_of_batches(model: LanguageModel) -> None:
     cases: tuple[tuple[Any, dict[str, Any], str], ...] = (
-        ([], {}, "0 prompts for a batch"), ([[5]] * 9, {}, "9 prompts for a batch"), ("text", {}, "a text for a batch"), ([[5]], {"engine": "auto"}, "engine='auto' for a batch"),
+        ([], {}, "0 prompts for a batch"), ([[5]] * 9, {}, "9 prompts for a batch"), ("text", {}, "a text for a batch"), ([[5]], {"engine": "fast"}, "engine='fast' for a batch"),
         ([[5], [7]], {"tokens": [3]}, "tokens has 1 numbers, for 2 prompts"), ([[5], []], {}, "the prompt is empty"), ([[5], [1] * 50], {}, "the prompt has 50 tokens"),
     )  # fmt: skip
     for prompts, options, message in cases:

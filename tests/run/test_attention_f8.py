@@ -75,10 +75,12 @@ def test_one_array_is_copied_once() -> None:
     check(shared, (q, k), attend(scores(q, k, 0.2), k), "sm_90a", 1, 2e-3)
 
 
-def test_two_kinds_of_16_bits_keep_plain_loops() -> None:
+def test_two_kinds_of_16_bits_are_three_kernels() -> None:
     q, k, v = arrays((bf16.numpy, f8e4m3.numpy, np.float16), 1, 2, 9, 64)
     stages = text.plain.stages(q, k, v, 0.2, target="sm_90a").stages
-    assert len(stages.thread.calls) == 1 and not hasattr(stages.schedules[0], "family")
+    assert [call.kernel.name for call in stages.thread.calls] == ["plain.scores", "plain.weights", "plain"]
+    found = np.asarray(next(iter(run_program(stages.thread, dict(text.plain.bound(q, k, v, 0.2))).values())))
+    np.testing.assert_allclose(found.astype(np.float64), attend(scores(q, k, 0.2), v), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.requires("ptxas")

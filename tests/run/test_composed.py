@@ -9,7 +9,7 @@ import tilewright as tw
 from tilewright.compile.driver import compile_stages
 from tilewright.execute.devices import find_device
 from tilewright.frontend.zyn.parse import parse_module
-from tilewright.passes.program.fuse import FusionReport
+from tilewright.passes.common.fusion_report import FusionReport
 from tilewright.zyn.module import ZynModule
 
 DEVICES = ["cpu", "emulator:thread"]

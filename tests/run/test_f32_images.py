@@ -94,3 +94,70 @@ def test_precision_keeps_multiply_adds() -> None:
 def test_products_have_no_images() -> None:
     with pytest.raises(UserError, match="no convolution"):
         tw.kernel(schedule=PARTS)(product.python).stages(normal(128, 128), normal(128, 128), target="sm_90a")
+
+
+FOLDED: dict[str, tuple[Any, Callable[..., np.ndarray], Shapes, Steps, Steps, int, tuple[int, ...]]] = {
+    "1-D": (convolutions.conv1d(2, 3, 2), convolved, ((2, 19, 50), (20, 19, 5)), (2,), (3,), 2, (1,)),
+    "2-D": (convolutions.conv2d((1, 2), (1, 2), 1, True), convolved, ((2, 9, 7, 9), (17, 9, 3, 5)), (1, 2), (1, 2), 1, (1, 2, 3)),
+    "2-D without padding": (convolutions.conv2d((2, 1), (0, 0), 2, False), convolved, ((1, 5, 11, 14), (18, 5, 3, 5)), (2, 1), (0, 0), 2, (1, 2)),
+    "3-D": (convolutions.conv3d(2, 1), convolved, ((2, 9, 5, 6, 7), (20, 9, 1, 3, 3)), (2, 2, 2), (1, 1, 1), 1, (1, 3, 4, 7)),
+    "backwards": (convolutions.transposed2d((1, 1), (3, 1), 2, True), transposed, ((2, 9, 5, 6), (9, 20, 3, 3)), (1, 1), (3, 1), 2, (1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_places_of_the_window_beside_channels(name: str) -> None:
+    kernel, exact, (one, other), stride, padding, dilation, ways = FOLDED[name]
+    x, w = normal(*one), normal(*other)
+    want = exact(x, w, stride, padding, dilation)
+    for folded in ways:
+        for found in results(kernel, f"{PARTS} folded={folded}", x=x, w=w):
+            assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max(), folded
+
+
+def test_folded_axes_are_those_of_the_image() -> None:
+    x, w = normal(2, 9, 7, 9), normal(17, 9, 3, 5)
+    with pytest.raises(UserError, match="TW020"):
+        results(convolutions.conv2d((1, 2), (1, 2), 1, True), f"{PARTS} folded=4", x=x, w=w)
+
+
+def test_windows_are_folded_where_channels_are_few() -> None:
+    """Rows or columns of the window beside 6 channels; planes that no window reads have no parts."""
+    few = convolutions.conv2d((1, 1), (3, 1), 1, False).stages(np.zeros((8, 6, 99, 97), np.float32), np.zeros((96, 6, 7, 5), np.float32), target="sm_90a").stages
+    assert isinstance(few.schedules[-1], Wgmma) and few.schedules[-1].folded in (1, 2)
+    sparse = convolutions.conv3d(2, 0).stages(np.zeros((4, 64, 13, 83, 57), np.float32), np.zeros((96, 64, 1, 5, 3), np.float32), target="sm_90a").stages
+    assert isinstance(sparse.schedules[-1], Wgmma) and sparse.schedules[-1].folded == 1
+    many = convolutions.conv2d((1, 1), (1, 1), 1, False).stages(np.zeros((8, 64, 99, 97), np.float32), np.zeros((96, 64, 3, 3), np.float32), target="sm_90a").stages
+    assert isinstance(many.schedules[-1], Wgmma) and many.schedules[-1].folded == 0
+
+
+GATHERED: dict[str, tuple[Any, Shapes, Steps, Steps, int]] = {
+    "every phase": (convolutions.transposed2d((2, 2), (1, 0), 1, False), ((1, 68, 4, 5), (68, 20, 3, 3)), (2, 2), (1, 0), 1),
+    "phases without terms": (convolutions.transposed2d((4, 4), (0, 1), 1, True), ((1, 68, 4, 5), (68, 20, 3, 3)), (4, 4), (0, 1), 1),
+    "one axis": (convolutions.transposed1d(3, 1, 2, 0), ((2, 68, 21), (68, 20, 4)), (3,), (1,), 2),
+    "three axes": (convolutions.transposed3d(3, 1), ((2, 68, 3, 3, 4), (68, 20, 2, 2, 2)), (3, 3, 3), (1, 1, 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_phases_are_gathered(name: str) -> None:
+    """Phases write to scratch, and one kernel writes every result once, zeros of phases without terms too."""
+    kernel, (one, other), stride, padding, dilation = GATHERED[name]
+    x, w = normal(*one), normal(*other)
+    want = transposed(x, w, stride, padding, dilation)
+    for found in results(kernel, f"{PARTS} gather=1", x=x, w=w):
+        assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
+
+
+def test_phases_are_gathered_where_results_are_many() -> None:
+    kernel = convolutions.transposed2d((4, 4), (0, 0), 1, False)
+    for side, gathered in ((8, False), (96, True)):
+        x, w = np.zeros((4, 64, side, side), np.float32), np.zeros((64, 40, 3, 3), np.float32)
+        calls = [call.kernel.name for call in kernel.stages(x, w, target="sm_90a").stages.tile.calls]
+        assert any(name.endswith(".gather") for name in calls) == gathered and any(name.endswith(".empty") for name in calls) != gathered
+
+
+def test_only_phases_are_gathered() -> None:
+    x, w = normal(2, 33, 7, 9), normal(17, 33, 3, 5)
+    with pytest.raises(UserError, match="gather is for the phases"):
+        results(convolutions.conv2d((1, 2), (1, 2), 1, True), f"{PARTS} gather=1", x=x, w=w)

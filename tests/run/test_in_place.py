@@ -589,3 +589,41 @@ def test_inout_is_a_name_elsewhere() -> None:
 
 def test_the_formatter_knows_the_word() -> None:
     assert format_text("compute( inout   cache,row ){\n for i in 0..n:  cache[i]=row[i]\n}\n") == "compute(inout cache, row) {\n    for i in 0..n: cache[i] = row[i]\n}\n"
+
+
+class Point(tw.State):
+    x: tw.f32
+    n: tw.i32
+
+
+@tw.kernel
+def raised(x: tw.InOut[tw.f32], by: float) -> None:
+    for i in tw.grid(len(x)):
+        x[i] += by
+
+
+@tw.kernel
+def raised_text(x: "tw.InOut[tw.f32]", by: float) -> None:  # noqa: UP037
+    for i in tw.grid(len(x)):
+        x[i] += by
+
+
+@tw.kernel
+def raised_points(x: tw.InOut[Point], by: float) -> None:
+    for i in tw.grid(len(x)):
+        x[i].x += by
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_dtype_in_the_annotation(device: str) -> None:
+    """`tw.InOut[tw.f32]`, as a text too, and of structs: it is in place, and another dtype is refused."""
+    for kernel in (raised, raised_text):
+        x = np.arange(5, dtype=np.float32)
+        kernel(x, 2.0, device=device)
+        assert x.tolist() == [2, 3, 4, 5, 6]
+        with pytest.raises(tw.TilewrightError, match="must be f32"):
+            kernel(x.astype(np.float64), 2.0, device=device)
+    points = np.zeros(3, Point.dtype)
+    raised_points(points, 2.0, device=device)
+    assert points["x"].tolist() == [2, 2, 2]
+    assert points["n"].tolist() == [0, 0, 0]

@@ -329,5 +329,7 @@ def test_wrong_jumps_of_zynml(text: str, message: str) -> None:
         tw.load(text).run(**({"x": np.ones((2, 2), np.float32)} if "compute(x)" in text else {}))
 
 
-def test_the_words_are_names_elsewhere() -> None:
-    assert tw.load("var break = 3\nlet continue = break + 1").run() == {"break": 3, "continue": 4}
+@pytest.mark.parametrize("text", ["var break = 3", "let continue = 4", "let y = break + 1", "fn continue(x):\n    return x", "let y = f(break)"])
+def test_the_words_are_reserved(text: str) -> None:
+    with pytest.raises(tw.UserError, match=r"expected .*, found '(break|continue)'"):
+        tw.load(text + "\n")

@@ -169,11 +169,6 @@ def test_explicit_kernels_have_levels(level: str) -> None:
     assert ("prfm" in total.assembly(VECTOR, one) or "prefetch" in total.assembly(VECTOR, one)) is (level == "Olatency")
 
 
-def test_explicit_kernels_have_no_tiers() -> None:
-    with pytest.raises(UserError, match="optimize is 'tiered'"):
-        tw.gpu(optimize="tiered")(lambda x: None)
-
-
 BLOCKS = """
 pipeline both(x) {{
     let a = compute(x) {{

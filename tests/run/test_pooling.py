@@ -1,4 +1,4 @@
-"""Average and maximum of windows, with strides, padding and dilation, on the emulator against float64; and how their memory is read."""
+"""Average and maximum of windows, with strides, padding and dilation, on the emulator and a CPU against float64; and how their memory is read."""
 
 from __future__ import annotations
 
@@ -101,19 +101,20 @@ def expected(x: np.ndarray, pool: Pool, kind: str, rank: int) -> np.ndarray:
     return np.sum(terms, axis=0) / (np.sum(known, axis=0) if kind == "inside" else window**rank)
 
 
+@pytest.mark.parametrize("device", ["emulator:thread", "cpu"])
 @pytest.mark.parametrize("pool", [(2, 2, 0, 1), (3, 2, 1, 1), (3, 4, 1, 1), (3, 1, 2, 2), (8, 3, 2, 1), (11, 1, 5, 1)])
-def test_pools(pool: Pool) -> None:
+def test_pools(pool: Pool, device: str) -> None:
     rng = np.random.default_rng(pool)
     max_1d, max_2d, mean_2d, mean_inside_2d = pools(*pool)
     for length in (32, 37):
         x = rng.standard_normal((2, 3, length)).astype(np.float32)
         x[1, 2, 5] = np.nan
-        np.testing.assert_array_equal(max_1d(x, device="emulator:thread"), expected(x, pool, "max", 1))
+        np.testing.assert_array_equal(max_1d(x, device=device), expected(x, pool, "max", 1))
     x = rng.standard_normal((1, 2, 16, 32)).astype(np.float32)
-    np.testing.assert_array_equal(max_2d(x, device="emulator:thread"), expected(x, pool, "max", 2))
-    np.testing.assert_allclose(mean_2d(x, device="emulator:thread"), expected(x, pool, "mean", 2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(max_2d(x, device=device), expected(x, pool, "max", 2))
+    np.testing.assert_allclose(mean_2d(x, device=device), expected(x, pool, "mean", 2), rtol=1e-5, atol=1e-6)
     x = x[..., 1:, 1:].copy()
-    np.testing.assert_allclose(mean_inside_2d(x, device="emulator:thread"), expected(x, pool, "inside", 2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean_inside_2d(x, device=device), expected(x, pool, "inside", 2), rtol=1e-5, atol=1e-6)
 
 
 def test_windows_that_step_are_read_in_whole_vectors() -> None:
@@ -129,3 +130,21 @@ def test_large_windows_are_reduced_axis_by_axis() -> None:
     for kernel in (max_2d, mean_inside_2d):
         first, second = kernel.stages(np.zeros((2, 4, 64, 64), np.float32), target="sm_90a").stages.schedules
         assert first.window and second.window
+
+
+def test_sums_over_fixed_axes_are_no_windows() -> None:
+    @tw.kernel
+    def totals(x: tw.Array) -> tw.Array:
+        out = tw.empty((x.shape[0],), x.dtype)
+        for i in tw.grid(x.shape[0]):
+            total = tw.f32(0)
+            for a in range(8):
+                for b in range(16):
+                    total += x[i, a, b]
+            out[i] = total
+        return out
+
+    x = np.arange(5 * 8 * 16, dtype=np.float32).reshape(5, 8, 16)
+    assert len(totals.stages(x, target="sm_90a").stages.loop.calls) == 1
+    for device in ("emulator:thread", "cpu"):
+        np.testing.assert_array_equal(totals(x, device=device), x.sum((1, 2)))

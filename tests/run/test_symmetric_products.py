@@ -113,12 +113,16 @@ def test_half_of_the_tiles_is_computed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("n", "k"), [(1, 3), (12, 1), (31, 33), (97, 600), (101, 0), (730, 17), (2503, 2)])
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (12, 1), (31, 33), (67, 33), (97, 600), (101, 0), (730, 17), (2503, 2)])
 def test_the_same_bits_as_the_full_product(n: int, k: int, dtype: Any) -> None:
     """730 is wider than one stripe for each core, 2503 higher than a block."""
     a = numbers(n, k, dtype=dtype)
     found = rank_update(a)
-    assert found.tobytes() == np.asarray(of_two(a, a.copy())).tobytes()
+    full = np.asarray(of_two(a, a.copy()))
+    if n > 64:
+        assert found.tobytes() == full.tobytes()
+    else:  # few rows are multiplied vector by vector along the sum, in another order
+        np.testing.assert_allclose(found, full, rtol=0, atol=64 * np.finfo(dtype).eps * max(1, k) ** 0.5)
     np.testing.assert_allclose(found, a.astype(np.float64) @ a.astype(np.float64).T, atol=1e-3 if dtype is np.float32 else 1e-11)
     np.testing.assert_allclose(columns(a.T), found, rtol=1e-6, atol=1e-3 if dtype is np.float32 else 1e-11)
 

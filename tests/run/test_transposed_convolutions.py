@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.base.target import Target
+from tilewright.codegen.registry import Backend
+from tilewright.compile import build, driver, store
 
 S, P = 2, 1
 S1, S3 = 1, 3
@@ -97,14 +103,29 @@ def jumping(x: tw.Array, w: tw.Array) -> tw.Array:
     return out
 
 
-def scattered(x: np.ndarray, w: np.ndarray, steps: tuple[int, ...], dilations: tuple[int, ...], before: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+def scattered(
+    x: np.ndarray,
+    w: np.ndarray,
+    steps: tuple[int, ...],
+    dilations: tuple[int, ...],
+    before: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> np.ndarray:
     """[n, c, …] and [c, k, …] in float64: each element is added where it falls; `before` is cut off."""
     n, axes = len(x), len(shape)
-    full = [max((e - 1) * s + (t - 1) * d + 1, p + o) for e, s, t, d, p, o in zip(x.shape[2:], steps, w.shape[2:], dilations, before, shape, strict=True)]
+    full = [
+        max((e - 1) * s + (t - 1) * d + 1, p + o)
+        for e, s, t, d, p, o in zip(x.shape[2:], steps, w.shape[2:], dilations, before, shape, strict=True)
+    ]
     out = np.zeros((n, w.shape[1], *full))
     for tap in np.ndindex(*w.shape[2:]):
-        places = tuple(slice(t * d, t * d + (e - 1) * s + 1, s) for t, d, e, s in zip(tap, dilations, x.shape[2:], steps, strict=True))
-        out[(slice(None), slice(None), *places)] += np.einsum("nc...,ck->nk...", x.astype(np.float64), w[(slice(None), slice(None), *tap)].astype(np.float64))
+        places = tuple(
+            slice(t * d, t * d + (e - 1) * s + 1, s)
+            for t, d, e, s in zip(tap, dilations, x.shape[2:], steps, strict=True)
+        )
+        out[(slice(None), slice(None), *places)] += np.einsum(
+            "nc...,ck->nk...", x.astype(np.float64), w[(slice(None), slice(None), *tap)].astype(np.float64)
+        )
     return out[(slice(None), slice(None), *(slice(before[a], before[a] + shape[a]) for a in range(axes)))]
 
 
@@ -143,7 +164,11 @@ def test_three_axes_and_groups() -> None:
 
 
 def test_on_the_emulator_by_matrix_instructions() -> None:
-    x, w, bias = normal(1, 32, 5, 3, dtype=np.float16), normal(32, 32, 3, 2, dtype=np.float16), normal(32, dtype=np.float16)
+    x, w, bias = (
+        normal(1, 32, 5, 3, dtype=np.float16),
+        normal(32, 32, 3, 2, dtype=np.float16),
+        normal(32, dtype=np.float16),
+    )
     found = joined(x, w, bias, device="emulator")
     wanted = scattered(x, w, (3, 1), (1, 1), (1, 1), found.shape[2:]) + bias.astype(np.float64)[:, None, None]
     np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-2)
@@ -152,5 +177,157 @@ def test_on_the_emulator_by_matrix_instructions() -> None:
 def test_each_phase_is_a_product_of_tensor_cores() -> None:
     arguments = [np.empty(s, np.float16) for s in ((8, 64, 28, 28), (64, 64, 4, 3), (64,))]
     found = joined.stages(*arguments, target="sm_90a").stages
-    phases = [s.describe() for c, s in zip(found.tile.calls, found.schedules, strict=True) if "phase" in c.kernel.name.split(".")[-1]]
+    phases = [
+        s.describe()
+        for c, s in zip(found.tile.calls, found.schedules, strict=True)
+        if "phase" in c.kernel.name.split(".")[-1]
+    ]
     assert len(phases) == 3 and all(text.startswith("family=wgmma") for text in phases), phases
+
+
+@tw.kernel
+def squares(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, height, width = x.shape
+    _, k, kh, kw = w.shape
+    rows, cols = (height - 1) * S - 2 * P + kh, (width - 1) * S - 2 * P + kw
+    out = tw.empty((n, k, rows, cols), x.dtype)
+    for b, f, i, j in tw.grid(n, k, rows, cols):
+        acc = tw.f32(0)
+        for q in range(c):
+            for r in range(kh):
+                for s in range(kw):
+                    y = i + P - r
+                    z = j + P - s
+                    if y % S == 0 and z % S == 0 and y // S >= 0 and y // S < height and z // S >= 0 and z // S < width:
+                        acc += x[b, q, y // S, z // S] * w[q, f, r, s]
+        out[b, f, i, j] = acc
+    return out
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_phases_with_as_many_terms_share_machine_code(
+    length: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    texts: list[str] = []
+    plain = build._generate
+
+    def noted(backend: Backend, text: str, target: Target, proven: bool) -> bytes:
+        texts.append(text)
+        return plain(backend, text, target, proven)
+
+    monkeypatch.setattr(build, "_generate", noted)
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    store.disk_cache.cache_clear()
+    driver.forget()
+    squares.forget_programs()
+    rng = np.random.default_rng(length)
+    # Few channels: one product for all taps would take longer.
+    x, w = (
+        rng.standard_normal((2, 8, 20, 21), dtype=np.float32),
+        rng.standard_normal((8, 24, length, length), dtype=np.float32),
+    )
+    whole = np.zeros((2, 24, 19 * S + length, 20 * S + length))
+    for i in range(20):
+        for j in range(21):
+            whole[:, :, i * S : i * S + length, j * S : j * S + length] += np.einsum(
+                "nc,cfrs->nfrs", x[:, :, i, j], w.astype(np.float64)
+            )
+    np.testing.assert_allclose(squares(x, w), whole[:, :, P:-P, P:-P], rtol=1e-3, atol=1e-3)
+    (text,) = (text for text in texts if "phase" in text)
+    products = re.findall(r"define [^\n]*@tw_squares_phase\d_\d+\.body\(", text)
+    assert len(products) == 1 and len(re.findall(r"define [^\n]*@tw_squares_phase\d_\d+\(", text)) == 4
+    store.disk_cache.cache_clear()
+
+
+# -- one product for all taps ---------------------------------------------------------------------------------------------------------
+
+
+def transposed2d(s: tuple[int, int], p: tuple[int, int], d: tuple[int, int], extra: int = 0) -> tw.Kernel:
+    (s0, s1), (p0, p1), (d0, d1) = s, p, d
+
+    @tw.kernel
+    def spread(x: tw.Array, w: tw.Array, bias: tw.Array) -> tw.Array:
+        n, c, height, width = x.shape
+        _, k, kh, kw = w.shape
+        rows, cols = (
+            (height - 1) * s0 - 2 * p0 + d0 * (kh - 1) + 1 + extra,
+            (width - 1) * s1 - 2 * p1 + d1 * (kw - 1) + 1 + extra,
+        )
+        out = tw.empty((n, k, rows, cols), x.dtype)
+        for b, f, i, j in tw.grid(n, k, rows, cols):
+            acc = tw.f32(0)
+            for q in range(c):
+                for r in range(kh):
+                    for t in range(kw):
+                        y = i + p0 - r * d0
+                        z = j + p1 - t * d1
+                        if y % s0 == 0 and z % s1 == 0 and 0 <= y // s0 < height and 0 <= z // s1 < width:
+                            acc += x[b, q, y // s0, z // s1] * w[q, f, r, t]
+            out[b, f, i, j] = tw.maximum(acc + bias[f], tw.f32(-1))
+        return out
+
+    return spread
+
+
+@pytest.mark.parametrize(
+    ("taps", "s", "p", "d", "extra"),
+    [
+        ((4, 4), (2, 2), (1, 1), (1, 1), 0),
+        ((3, 3), (3, 3), (0, 0), (1, 1), 1),  # as many taps as steps
+        ((5, 1), (4, 2), (2, 0), (2, 1), 0),  # results without terms along both axes
+        ((3, 6), (2, 3), (1, 4), (2, 2), 0),
+        ((2, 5), (1, 4), (0, 2), (3, 1), 2),  # a step of 1, and steps beyond the window
+        ((1, 1), (2, 4), (0, 0), (1, 1), 3),
+        ((2, 2), (3, 3), (1, 1), (1, 1), 0),
+    ],
+)  # fmt: skip
+def test_one_product_for_all_taps(
+    taps: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int], extra: int
+) -> None:
+    kernel = transposed2d(s, p, d, extra)
+    for images, width in ((2, 17), (2, 18), (2, 39), (17, 20)):
+        x, w, bias = normal(images, 19, 13, width), normal(19, 18, *taps), normal(18)
+        found = kernel(x, w, bias)
+        wanted = scattered(x, w, s, d, p, found.shape[2:]) + bias.astype(np.float64)[:, None, None]
+        np.testing.assert_allclose(found, np.maximum(wanted, -1), rtol=1e-4, atol=1e-4)
+        assert kernel.last is not None and any("products" in array.name for array in kernel.last.scratch), width
+
+
+def test_images_that_are_views_and_results_that_are_given() -> None:
+    kernel = transposed2d((2, 3), (1, 0), (1, 1))
+    x, w, bias = normal(4, 19, 26, 19)[::2, :, ::2, ::-1], normal(3, 4, 18, 19).transpose(3, 2, 0, 1), normal(18)
+    wanted = np.maximum(scattered(x, w, (2, 3), (1, 1), (1, 0), (25, 58)) + bias.astype(np.float64)[:, None, None], -1)
+    out = np.full((4, 18, 25, 58), 7, np.float32)
+    np.testing.assert_allclose(kernel(x, w, bias, out=out[1:3]), wanted, rtol=1e-4, atol=1e-4)
+    assert (out[0] == 7).all() and (out[3] == 7).all()
+
+
+def test_values_that_are_no_numbers_stay_where_they_fall() -> None:
+    """Zeros of the frame are multiplied by weights, but their products are no terms of results inside."""
+    x, w, bias = normal(1, 19, 9, 23), normal(19, 18, 3, 4), normal(18)
+    x[0, 3, 4, 0] = np.inf
+    found = transposed2d((3, 2), (0, 1), (1, 1))(x, w, bias)
+    wanted = scattered(x, w, (3, 2), (1, 1), (0, 1), found.shape[2:])
+    assert (np.isfinite(found) == (np.isfinite(wanted) | (wanted == -np.inf))).all()
+
+
+def test_a_condition_that_leaves_out_more_than_borders_is_kept() -> None:
+    @tw.kernel
+    def shorter(x: tw.Array, w: tw.Array) -> tw.Array:
+        n, c, length = x.shape
+        _, k, taps = w.shape
+        out = tw.empty((n, k, length * S + taps), x.dtype)
+        for b, f, o in tw.grid(n, k, length * S + taps):
+            acc = tw.f32(0)
+            for q in range(c):
+                for r in range(taps):
+                    p = o - r
+                    if p % S == 0 and p // S >= 1 and p // S < length - 1:
+                        acc += x[b, q, p // S] * w[q, f, r]
+            out[b, f, o] = acc
+        return out
+
+    x, w = normal(2, 19, 300), normal(19, 18, 3)
+    found = shorter(x, w)
+    x[:, :, 0] = x[:, :, -1] = 0
+    np.testing.assert_allclose(found, scattered(x, w, (S,), (1,), (0,), found.shape[2:]), rtol=1e-4, atol=1e-4)

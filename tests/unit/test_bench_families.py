@@ -1,4 +1,7 @@
-"""Families of the benchmark: a small draw of each is right on the CPU, the same seed draws the same, and the table says what is slow."""
+"""Families of the benchmark: a small draw of each is right on the CPU, the same seed draws the same, and the table says what is slow.
+
+Inputs lie between pages that nobody may touch: an access beyond either end kills the process.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from bench.families.run import ranges, summary
 from bench.harness import Record
 
 import tilewright as tw
+from fuzz.random_kernels.memory import PAGE, Arena
 
 CALLS = {"sort", "filter"}
 """Primitives are not kernels: no stage of them is executed on its own."""
@@ -30,6 +34,15 @@ def arrays_of(problem: Problem, seed: int) -> list[np.ndarray]:
     return [host_array(spec, rng) for spec in problem.inputs]
 
 
+def guarded(values: np.ndarray, at_end: bool) -> np.ndarray:
+    """A copy that begins or ends at a guard page."""
+    arena = Arena(-(-values.nbytes // PAGE) or 1)
+    start = arena.size - values.nbytes if at_end else 0
+    found: np.ndarray = np.ndarray(values.shape, values.dtype, buffer=arena.bytes, offset=start)
+    found[...] = values
+    return found
+
+
 def wide_result(problem: Problem, arrays: list[np.ndarray]) -> Any:
     """In float64: by the family's own function of NumPy, or by the loop stage executed step by step, before anything is scheduled."""
     wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays]
@@ -45,7 +58,10 @@ def test_a_small_draw_is_right(family: Family) -> None:
     problem = family.build(Draw(3, family.name, 0, "cpu", small=True))
     arrays = arrays_of(problem, 3)
     tw.set_default_device("cpu")
-    found = np.asarray(problem.ours(*arrays), np.float64)
+    first = np.array(problem.ours(*(guarded(a, at_end=False) for a in arrays)))
+    last = np.asarray(problem.ours(*(guarded(a, at_end=True) for a in arrays)))
+    np.testing.assert_array_equal(first, last)
+    found = last.astype(np.float64)
     wanted = np.asarray(wide_result(problem, arrays), np.float64)
     assert found.shape == wanted.shape, problem.title
     assert np.abs(found - wanted).max(initial=0.0) <= max(problem.tolerance, 1e-9) * np.abs(wanted).max(initial=1.0), problem.title

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,6 +90,22 @@ def test_python_blocks_run_and_print_what_they_say(name: str, tmp_path: Path) ->
     assert done.stdout.splitlines() == expected
 
 
+def test_the_c_program_of_critical_functions_runs(tmp_path: Path) -> None:
+    """From the Python function of the page to a process without Python, by the command that the page gives."""
+    text = (ROOT / "docs/critical-path.md").read_text(encoding="utf-8")
+    script = "\n".join(fence.text for fence in fences("docs/critical-path.md") if fence.info == "python")
+    (tmp_path / "page.py").write_text(script, encoding="utf-8")
+    done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (program,) = [fence.text for fence in fences("docs/critical-path.md") if fence.info == "c"]
+    (tmp_path / "program.c").write_text(program, encoding="utf-8")
+    command, printed = re.findall(r"compiled with `(cc [^`]*)` and prints `([^`]*)`", text)[0]
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    subprocess.run([*shlex.split(command), "-Wall", "-Werror"], cwd=tmp_path, check=True)
+    assert subprocess.run([str(tmp_path / "program")], capture_output=True, text=True, check=True).stdout.strip() == printed
+
+
 # -- ZynML ----------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +150,8 @@ def test_commands_exist(name: str, line: str) -> None:
         for word in words[1:]:
             if word.startswith("examples/"):
                 assert (ROOT / word).exists(), word
+    elif program == "pip":
+        assert words[0] == "install" and "tilewright" in words
     else:
         assert program == "python"
 

@@ -40,10 +40,30 @@ def add(x: tw.GpuBuffer[tw.f32], by: tw.f32, n: tw.i32) -> None:
         x[tw.grid.x] += by
 
 
+class Particle(tw.State):
+    x: tw.f32
+    v: tw.f32
+    id: tw.i32
+
+
+@tw.kernel
+def moved(p: tw.Array[Particle], log: tw.InOut[Particle], dt: float) -> tw.Array:
+    (n,) = p.shape
+    out = tw.empty(n, Particle)
+    for i in tw.grid(n):
+        q = p[i]
+        q.x += q.v * dt
+        log[i].x = q.x
+        out[i] = q if q.x < 1 else Particle(0, -q.v, id=q.id)
+    return out
+
+
 m = np.zeros((2, 2), np.float32)
+points = np.zeros(2, Particle.dtype)
 """
 GOOD = """
 print(scale(m, m).tolist(), scale(m, m, 2.0), scale(m, v=m, times=3), scale(m=m, v=m), scale(m, m, device="emulator"), scale(m, m, out=m))
+print(moved(points, points.copy(), 1.0), Particle(1.0, 2.0, id=3).x)
 total: float = first(m)
 
 
@@ -52,8 +72,11 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 def twice(x: Floats) -> Floats:
     return scale(x, x, 2)
+
+
+tunings: list[tw.Tuning] = [tw.tune(scale, m, m), tw.tune(add, m, 1.0, 4), tw.tune(tw.scan, m, budget=1.0), tw.tune(tw.sort, m), tw.tune(tw.histogram, m, 4)]
 """
-CALLS = ("scale(m)", 'scale(m, "hello")', "scale(m, m, 1.0, 2, 3)", "scale(m, w=m)", 'scale(m, m, by="much")', "scale(m, m, times=0.5)", "first(3.0)")
+CALLS = ("scale(m)", 'scale(m, "hello")', "scale(m, m, 1.0, 2, 3)", "scale(m, w=m)", 'scale(m, m, by="much")', "scale(m, m, times=0.5)", "first(3.0)", "tw.tune(m, m)", 'tw.tune("scan", m)')
 
 
 def mypy(folder: Path, cache: Path, *paths: Path) -> str:

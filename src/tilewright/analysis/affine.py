@@ -8,6 +8,7 @@ Values without such a form (products of two indices, loads…) are atoms of thei
 from __future__ import annotations
 
 from math import gcd
+from weakref import WeakKeyDictionary
 
 from tilewright.base.affine import AffineForm, combined
 from tilewright.base.dtypes import i64
@@ -18,10 +19,22 @@ from tilewright.ir.types import Scalar, Tensor
 Affine = AffineForm[Value]
 Forms = dict[Value, Affine]
 
+_known: WeakKeyDictionary[Kernel, Forms] = WeakKeyDictionary()
+"""The forms of kernels that passes have at hand: several ask the same one after the other."""
+
 
 def analyse(kernel: Kernel, given: Forms | None = None) -> Forms:
-    """Affine forms of all i64 values defined in the kernel; those of some values may be given."""
-    forms: Forms = dict(given or {})
+    """Affine forms of all i64 values defined in the kernel; those of some values may be given. The result is the caller's own."""
+    if given:
+        return _analysed(kernel, given)
+    found = _known.get(kernel)
+    if found is None:
+        found = _known[kernel] = _analysed(kernel, {})
+    return dict(found)
+
+
+def _analysed(kernel: Kernel, given: Forms) -> Forms:
+    forms: Forms = dict(given)
     for param in kernel.params:
         if param.type == Scalar(i64):
             forms.setdefault(param, AffineForm(((param, ONE),)))

@@ -58,10 +58,26 @@ def access_width(op: Op) -> int:
 
 Facts = tuple[Linear, ...]
 
+_Axes = dict[Op, tuple[int, ...]]
+_latest: tuple[Kernel, tuple[ProgramCheck, ...], _Axes] | None = None
+"""The kernel that was looked at last, what its calls check, and the axes of its accesses that are not proven. Several passes ask one after the other."""
+
+
+def _axes_of(kernel: Kernel, checks: tuple[ProgramCheck, ...]) -> _Axes:
+    """What is known of a kernel's accesses under these checks; whoever finds more adds it."""
+    global _latest
+    latest = _latest
+    if latest is not None and latest[0] is kernel and latest[1] == checks:
+        return latest[2]
+    known: _Axes = {}
+    _latest = kernel, checks, known
+    return known
+
 
 class _Proofs:
     def __init__(self, kernel: Kernel, checks: Sequence[ProgramCheck], opcodes: Collection[str]) -> None:
         self.opcodes = opcodes
+        self.axes = _axes_of(kernel, tuple(checks))
         self.counts: dict[str, Linear] = {"thread_id": _number(kernel.threads)}
         """How many blocks and threads there are, by op."""
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
@@ -206,6 +222,13 @@ class _Proofs:
     # -- one access ---------------------------------------------------------------------------------------------------
 
     def unproven(self, op: Op, facts: Facts) -> tuple[int, ...]:
+        self.facts = facts
+        found = self.axes.get(op)
+        if found is None:
+            found = self.axes[op] = self._unproven(op, facts)
+        return found
+
+    def _unproven(self, op: Op, facts: Facts) -> tuple[int, ...]:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
         # The elements of a vector follow one another in memory, so along the last axis if that is dense: it must have room for all of them.

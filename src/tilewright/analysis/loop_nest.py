@@ -6,12 +6,16 @@ In: a loop-stage kernel. Out: a `Nest`, and answers to single questions about it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 from tilewright.analysis.affine import Affine, Forms, address, analyse
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
+
+DYNAMIC = "$dynamic"
+"""The name of a length that indices decide. No call knows it."""
 
 
 @record
@@ -39,14 +43,29 @@ class Nest:
     narrowest: int
 
     @property
+    def rows_differ(self) -> bool:
+        """Whether the length of a reduction depends on the result it makes."""
+        return DYNAMIC in self.reduce_extent.names
+
+    @property
     def reduces_along(self) -> bool:
         """Whether most of what reductions read anew lies along their own index, not along one of the results."""
         across = max(self.stride_one, default=0)
         return (self.reduce_streamed if across else self.reduce_stride_one) > across
 
 
+_known: WeakKeyDictionary[Kernel, Nest] = WeakKeyDictionary()
+
+
 def nest_of(kernel: Kernel) -> Nest:
     """What the model needs to know of this kernel."""
+    found = _known.get(kernel)
+    if found is None:
+        found = _known[kernel] = _nest_of(kernel)
+    return found
+
+
+def _nest_of(kernel: Kernel) -> Nest:
     forms = analyse(kernel)
     parallel = next(op for op in kernel.body.ops if op.opcode == "parallel")
     indices = parallel.regions[0].args
@@ -61,19 +80,19 @@ def nest_of(kernel: Kernel) -> Nest:
     moving = {*indices, *(k for op in (*reductions, *sweeps) for k in op.regions[0].args)}
     sizes: list[int] = []
     reduced = {id(inner) for op in (*reductions, *sweeps) for inner in walk(op.regions[0])}
-    for op in walk(kernel.body):
-        if op.opcode not in ("load", "store") or (reduced and id(op) not in reduced):
-            continue  # beside a reduction, what is accessed once per result hardly counts
+    # Beside a reduction, what is accessed once per result hardly counts.
+    accesses = [(op, address(op, forms)) for op in walk(kernel.body) if op.opcode in ("load", "store") and (not reduced or id(op) in reduced)]
+    most = max((_moved_by(form, indices) for _, form in accesses), key=len, default=frozenset())
+    for op, form in accesses:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
-        form = address(op, forms)
         size = memory.dtype.itemsize
         sizes.append(size)
         depth = sum(value in moving for value in form.values) if moving.issuperset(form.values) else len(moving)
         streamed.append((depth, 0))
-        own = frozenset(p for p, index in enumerate(indices) if index in form.values)
-        if not reduced and op.opcode == "load" and len(own) == 1 < len(indices):
-            continue  # scales by channel come from the cache, however they are read
+        own = _moved_by(form, indices)
+        if not reduced and op.opcode == "load" and own and own < most:
+            continue  # means by row and scales by channel come from the cache, however they are read
         for position, index in enumerate(indices):
             if form.factor(index) == ONE:
                 weights[position] += size * (2 if op.opcode == "store" else 1)
@@ -94,6 +113,42 @@ def nest_of(kernel: Kernel) -> Nest:
         parallel, extents, reductions, sweeps, tuple(weights), tuple(map(frozenset, beside)), reduce_weight,
         sum(size for depth, size in streamed if depth == deepest), reduce_extent, max(sizes, default=4), min(sizes, default=4),
     )  # fmt: skip
+
+
+def _moved_by(form: Affine, indices: Sequence[Value]) -> frozenset[int]:
+    """Which parallel indices an address moves with."""
+    return frozenset(p for p, index in enumerate(indices) if index in form.values)
+
+
+def walks_views(kernel: Kernel, nest: Nest) -> bool:
+    """Whether nothing lies element by element, and most of what the first reduction reads lies a few elements apart along its own index: every second column, say."""
+    along, across = _near_bytes(kernel, nest)
+    return along > max(across, default=0)
+
+
+def view_index(kernel: Kernel, nest: Nest) -> int:
+    """The parallel index along which most of what the first reduction reads lies a few elements apart, where nothing lies element by element; -1 where there is none."""
+    along, across = _near_bytes(kernel, nest)
+    most = max(across, default=0)
+    return across.index(most) if most and most >= along else -1
+
+
+def _near_bytes(kernel: Kernel, nest: Nest) -> tuple[int, list[int]]:
+    """Bytes that the first reduction reads a few elements apart: along its own index, and along each parallel one."""
+    if any(nest.stride_one) or nest.reduce_stride_one or not nest.reductions or not nest.reductions[0].operands:
+        return 0, []
+    forms, region = analyse(kernel), nest.reductions[0].regions[0]
+    loads = [(address(op, forms), _bytes_of(op)) for op in walk(region) if op.opcode == "load"]
+
+    def near(index: Value) -> int:
+        return sum(size for form, size in loads if is_near(form.factor(index)))
+
+    return near(region.args[-1]), [near(index) for index in nest.parallel.regions[0].args]
+
+
+def is_near(step: Size) -> bool:
+    """Whether neighbours along an index lie at most a few elements apart."""
+    return step.constant is not None and 0 < abs(step.constant) <= 8
 
 
 def is_sweep(op: Op) -> bool:
@@ -174,7 +229,7 @@ def _bytes_of(op: Op) -> int:
 
 def constant_of(form: Affine) -> Size:
     """The form as a size; one that nobody knows where it depends on indices."""
-    return form.constant if not form.factors else Size.of("$dynamic")
+    return form.constant if not form.factors else Size.of(DYNAMIC)
 
 
 def vector_index(nest: Nest) -> int:
@@ -232,14 +287,21 @@ def crossing_index(kernel: Kernel, nest: Nest, axis: int) -> int:
 
 
 def is_strided_sum(kernel: Kernel, nest: Nest) -> bool:
-    """Whether a nest is one sum (or product, least, largest) whose terms are read at equal distances along its innermost index, without conditions."""
-    if len(nest.reductions) != 1 or nest.sweeps or not nest.reductions[0].operands or kernel.attrs.keys() & {"blocks", "in_order", "dots"}:
+    """Whether a nest is sums (or products, least, largest) whose terms are read at equal distances along their innermost index, without conditions."""
+    if not nest.reductions or nest.sweeps or kernel.attrs.keys() & {"blocks", "in_order", "dots"}:
         return False
-    reduction, forms = nest.reductions[0], analyse(kernel)
-    if reduction.attrs["kind"] not in ("add", "mul", "min", "max") or any(op.regions for op in walk(reduction.regions[0])):
+    forms = analyse(kernel)
+    results = {r for op in nest.reductions for r in op.results}
+    return all(_walks_evenly(op, kernel, nest, forms, results) for op in nest.reductions)
+
+
+def _walks_evenly(reduction: Op, kernel: Kernel, nest: Nest, forms: Forms, results: set[Value]) -> bool:
+    if not reduction.operands or reduction.attrs["kind"] not in ("add", "mul", "min", "max") or any(op.regions for op in walk(reduction.regions[0])):
         return False
     loads = [address(op, forms) for op in walk(reduction.regions[0]) if op.opcode == "load"]
     known = {*kernel.params, *nest.parallel.regions[0].args, *reduction.regions[0].args}
+    if any(v in results for op in walk(reduction.regions[0]) for v in op.operands):
+        return False  # one after the other
     return bool(loads) and all(known.issuperset(place.values) for place in loads) and any(place.factor(reduction.regions[0].args[-1]) != ZERO for place in loads)
 
 

@@ -8,6 +8,7 @@ a known range are simply absent.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from weakref import WeakKeyDictionary
 
 from tilewright.base.intervals import Interval, constant_floor
 from tilewright.base.sizes import ZERO, Size, SizeCall
@@ -83,9 +84,21 @@ def least_sizes(kernel: Kernel) -> dict[str, int]:
     return least
 
 
+_known: WeakKeyDictionary[Kernel, dict[Value, Range]] = WeakKeyDictionary()
+
+
 def analyse(kernel: Kernel, given: Mapping[Value, Range] | None = None) -> dict[Value, Range]:
-    """The ranges of index values; those of some parameters may be given."""
-    known: dict[Value, Range] = dict(given or {})
+    """The ranges of index values; those of some parameters may be given. The result is the caller's own."""
+    if given:
+        return _analysed(kernel, given)
+    found = _known.get(kernel)
+    if found is None:
+        found = _known[kernel] = _analysed(kernel, {})
+    return dict(found)
+
+
+def _analysed(kernel: Kernel, given: Mapping[Value, Range]) -> dict[Value, Range]:
+    known: dict[Value, Range] = dict(given)
     cluster = kernel.attrs.get("cluster", 1)
     assert isinstance(cluster, int)
     _block(kernel.body, known, {"thread_id": kernel.threads, "cluster_rank": cluster})

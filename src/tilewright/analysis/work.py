@@ -7,14 +7,18 @@ Of two branches the longer counts. Scores that attention computes anew in each o
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tilewright.analysis.affine import Forms, analyse
-from tilewright.analysis.attention import Attention, find_attention
 from tilewright.base.dtypes import i64
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, product
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import Scalar, Tensor
+
+if TYPE_CHECKING:
+    from tilewright.analysis.attention import Attention
 
 _FREE = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "select", "cast", "bitcast", "not", "and", "or", "xor", "shl", "shr"})
 
@@ -45,7 +49,12 @@ def weight_of(kernel: Kernel) -> int:
 
 
 def work_of(kernel: Kernel) -> Work:
-    counter = _WorkCounter(analyse(kernel), find_attention(kernel))
+    attention = None
+    if "reduce" in kernel.opcodes:
+        from tilewright.analysis.attention import find_attention
+
+        attention = find_attention(kernel)
+    counter = _WorkCounter(analyse(kernel), attention)
     operations = counter.block(kernel.body)
     return Work(operations, _bytes(kernel), counter.exact)
 

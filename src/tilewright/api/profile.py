@@ -56,6 +56,9 @@ class ProfiledCall:
     """Launches its code makes."""
     launches: list[ProfiledLaunch] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"<call of {self.name} on {self.device}: {self.busy * 1e6:.1f} µs, {self.compile * 1e6:.1f} µs of compilation>"
+
     @property
     def busy(self) -> float:
         """Seconds the device worked on it."""
@@ -147,6 +150,10 @@ class Profile:
         self._origin = 0.0
         self._work: dict[tuple[int, object], tuple[Any, Any]] = {}
         self._nvtx = range_marks() if nvtx else None
+
+    def __repr__(self) -> str:
+        kernels = len({(call.name, call.device) for call in self.calls})
+        return f"<profile: {len(self.calls)} calls of {kernels} kernels, {sum(call.busy for call in self.calls) * 1e3:.3f} ms of work; print() shows the table>"
 
     @property
     def launches(self) -> list[ProfiledLaunch]:

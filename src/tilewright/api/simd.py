@@ -10,13 +10,14 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, ParamSpec, overload
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public_methods
 from tilewright.execute.simt.kernels import GpuKernel
 from tilewright.runtime.core.entry import Entry
 
 P = ParamSpec("P")
 
 
+@public_methods("__init__", "__getitem__")
 class CpuFunction(Entry, Generic[P]):
     """A compiled serial function. Call it as it is written; `function[n](…)` runs it n times over the cores."""
 
@@ -70,7 +71,7 @@ def cpu(
 ) -> CpuFunction[P] | Callable[[Callable[P, object]], CpuFunction[P]]:
     """Mark a Python function as serial code of the CPU. Indices are checked while it runs, unless it is `unchecked`; `check=True` says so expressly.
 
-    `optimize` is the level of its machine code: `O0` to `O3`, `Os` or `Olatency`.
+    `optimize` is the level of its machine code: `O0` to `O3`, `Os`, `Olatency` or `tiered`.
     """
     if function is None:
         return lambda own: CpuFunction(own, check, unchecked, optimize)

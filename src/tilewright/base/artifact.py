@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import field
 
 from tilewright.base.dtypes import DType
-from tilewright.base.errors import Note, UserError
+from tilewright.base.errors import Note, UserError, UserIndexError
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, is_number, parameter_of
 
@@ -47,7 +47,9 @@ def index_error(sites: Sequence[IndexSite], site: int, index: int, extent: int, 
         text += f" (at {found.place})"
     if found.excerpt:
         text += f"\n{found.excerpt}"
-    error = UserError.at("TW050", text, help="results and arrays that were to be written hold part of the new values")
+    error = UserIndexError.at(
+        "TW050", text, help="results and arrays that were to be written hold part of the new values"
+    )
     assert isinstance(error, UserError)
     return error
 
@@ -165,6 +167,8 @@ class SmallSums:
     """The axes that say how long its sums are: where all are small, code for these very extents is better."""
     around: tuple[tuple[str, int], ...]
     """Axes of the loops around the sums, which are part of such code where they are small."""
+    most: int = SMALL_EXTENT
+    """How small those of `sums` have to be. 1: they are not of sums, but the rows or columns of a product, which with one of them is a matrix times a vector."""
 
 
 @record

@@ -9,7 +9,7 @@ Times are microseconds, rates are per microsecond, sizes bytes, where nothing el
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
 from tilewright.base.record import record
@@ -230,6 +230,8 @@ class RowCosts:
     """Threads of a block, if they can hold the row; twice as many wait longer for one another."""
     cluster: int = 8
     """Blocks that share a row no block can hold."""
+    block: int = 128
+    """Threads of a block whose rows are short: it has as many rows as they hold."""
     vector: int = 8
     """Where rows begin anywhere and vectors would have fewer bytes than this, they are shifted."""
     resident: int = 3
@@ -338,6 +340,15 @@ H200_MULTIPROCESSORS, H200_BANDWIDTH, H200_HALF, H200_F32 = 132, 4.8, 989.0, 67.
 
 FITTED: dict[str, CostModel] = dict.fromkeys(("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_120"), H200)  # fmt: skip
 """Targets that plan with fitted numbers. Only an H200 was measured; the others plan as it does until somebody measures them."""
+
+
+def with_numbers(costs: CostModel, numbers: Iterable[tuple[str, int]]) -> CostModel:
+    """The same with other numbers, by names such as `rows.threads`; names without a dot are no numbers of it."""
+    for name, number in numbers:
+        part, _, field_name = name.rpartition(".")
+        if part:
+            costs = replace(costs, **{part: replace(getattr(costs, part), **{field_name: number})})
+    return costs
 
 
 def derived(multiprocessors: int, bandwidth: float, half: float, f32: float) -> CostModel:

@@ -215,7 +215,7 @@ GROUPS: tuple[DType, ...] = tuple(
 """Groups of 4 or 8 bits with one scale each, the numbers as ONNX's `MatMulNBits` has them."""
 SCALARS: tuple[DType, ...] = tuple(d for d in ALL if d.kind != "q")
 COMPLEX: tuple[DType, ...] = (complex64, complex128)
-"""Types of kernels' numbers that devices never see: a complex array is one of floats, with one more axis of extent 2."""
+"""Types of kernels' numbers and of arrays, of which compiled code sees the parts: a complex array is one of floats, with one more axis of extent 2."""
 
 _ALIASES = {
     "float": "f32", "float32": "f32", "float64": "f64", "double": "f64", "float16": "f16", "half": "f16",
@@ -244,6 +244,11 @@ def from_numpy(dtype: np.dtype) -> DType | None:
 def complex_from_numpy(dtype: np.dtype) -> DType | None:
     """Our complex dtype for a NumPy one, or None where it is something else."""
     return next((d for d in COMPLEX if d.numpy == dtype and dtype.isnative), None)
+
+
+def of_array(dtype: np.dtype) -> DType | None:
+    """Our dtype for that of a NumPy array, complex ones too; None where there is none."""
+    return _BY_NUMPY.get(dtype) or complex_from_numpy(dtype)
 
 
 def complex_of(dtype: DType) -> DType:

@@ -45,11 +45,12 @@ SETTINGS: Mapping[str, Setting] = {
     "TILEWRIGHT_TUNING": _switch("`off`: measured schedules are not used", "1"),
     "TILEWRIGHT_ISOLATE": Setting("`always`, `never`: whether LLVM runs in a process of its own; `auto` for kernels that no test drives", ("auto", "always", "never"), "auto"),
     "TILEWRIGHT_OPTIMIZE": Setting("the optimisation level of kernels that name none", ("O0", "O1", "O2", "O3", "Os", "Olatency", "tiered"), "O2"),
+    "TILEWRIGHT_VERIFY": Setting("`passes`: kernels are verified after every pass; `kernel`: after the last, and after every one where that fails", ("kernel", "passes"), "kernel"),
     "TILEWRIGHT_DUMP": Setting("a folder that gets the kernel after every pass"),
     "TILEWRIGHT_LOG": _switch("`1`: a line for every compilation"),
     "TILEWRIGHT_TRACE_MEMORY": _switch("`1`: remembers where device memory was taken"),
     "TILEWRIGHT_ROOTS": Setting("folders, besides the program's own, from which ZynML imports"),
-    "TILEWRIGHT_DEBUG": _switch("`1`: commands show where in Tilewright an error was raised"),
+    "TILEWRIGHT_DEBUG": _switch("`1`: errors show where in Tilewright they were raised"),
 }
 
 

@@ -7,15 +7,22 @@
 
 A message reads `file:line:col: error[TW012]: what is wrong, with the values`, then the source line with a caret, then
 `help:` with one action. Every code is listed in `CODES` and explained in `docs/errors.md`.
+
+Errors leave the package through functions marked `public`: there a UserError becomes one of Python's own kinds as well, and the
+lines of this package are taken out of its traceback. Inside, no `except TypeError` meets one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType, TracebackType
+from typing import Any, TypeVar
 
 from tilewright.base.record import record
 from tilewright.base.source import NOWHERE, Source, Span
@@ -148,16 +155,31 @@ class _Told(TilewrightError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints: where the caller's own code was, and the message. With TILEWRIGHT_DEBUG, everything."""
-        if os.environ.get("TILEWRIGHT_DEBUG", "").strip() not in ("", "0"):
+        if _debugs():
             return traceback.format_exception(self)
-        package = str(Path(__file__).resolve().parents[1]) + os.sep
-        frames = [f for f in traceback.extract_tb(self.__traceback__) if not f.filename.startswith(package)]
+        frames = traceback.extract_tb(_without_ours(self.__traceback__))
         place = [f'  File "{frames[-1].filename}", line {frames[-1].lineno}', f"    {frames[-1].line}"] if frames else []
         return [*place, f"{type(self).__name__}: {self}"]
 
 
 class UserError(_Told):
     """The program, or what it was given, is wrong."""
+
+
+class UserTypeError(UserError, TypeError):
+    """Something of the wrong type was given, or something is missing."""
+
+
+class UserValueError(UserError, ValueError):
+    """A value does not fit: a rank, a size, a dtype, a device, an array for results."""
+
+
+class UserIndexError(UserError, IndexError):
+    """An index lies outside."""
+
+
+class UserCallError(UserError, TypeError, ValueError):
+    """Arguments whose number or form is wrong."""
 
 
 class TargetLimit(_Told):
@@ -215,3 +237,119 @@ class Diagnostics:
         """`with sink.collecting():` raises everything reported inside at its end."""
         yield self
         self.raise_if_errors()
+
+
+# -- where errors leave the package ---------------------------------------------------------------------------------
+
+_KINDS: dict[str, type[UserError]] = {
+    **dict.fromkeys(("TW003", "TW004", "TW006", "TW011", "TW012", "TW018", "TW020", "TW021", "TW030", "TW033"), UserValueError),
+    **dict.fromkeys(("TW008", "TW009"), UserTypeError), "TW013": UserIndexError, "TW016": UserCallError,
+}  # fmt: skip
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_THROUGH = (os.path.realpath(contextlib.__file__), "<recorded calls>")
+"""Code that runs between ours and ours."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+
+
+def _debugs() -> bool:
+    return os.environ.get("TILEWRIGHT_DEBUG", "").strip().lower() not in ("", "0", "off", "no", "false")
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    name = entry.tb_frame.f_code.co_filename
+    return name.startswith(_OURS) or name in _THROUGH
+
+
+def _without_ours(entry: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package."""
+    kept: list[TracebackType] = []
+    while entry is not None:
+        kept += [] if _is_ours(entry) else [entry]
+        entry = entry.tb_next
+    result: TracebackType | None = None
+    for one in reversed(kept):
+        result = TracebackType(result, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return result
+
+
+def leave(error: BaseException) -> None:
+    """Make an error that leaves the package one for its caller: of Python's kind, without frames of ours. Raise it again with a bare `raise`, which adds none.
+
+    Bugs of the compiler keep all their frames, and so does everything under TILEWRIGHT_DEBUG=1.
+    """
+    if isinstance(error, UserError) and type(error) is UserError:
+        kinds = {_KINDS.get(d.code) for d in error.diagnostics}
+        if len(kinds) == 1 and (kind := kinds.pop()) is not None:
+            error.__class__ = kind
+    if _debugs():
+        return
+    if not isinstance(error, _Told):
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            error.__traceback__ = None  # arguments that the function itself does not take
+        return
+    error.__traceback__ = _without_ours(error.__traceback__)
+    seen: BaseException = error
+    while (inner := seen.__cause__ or seen.__context__) is not None:
+        if inner is seen.__context__ is not seen.__cause__ and inner.__traceback__ is not None and _is_ours(inner.__traceback__):
+            seen.__context__ = inner.__context__  # what we met on the way, and nobody asked about
+            continue
+        if inner is seen.__cause__:
+            inner.__traceback__ = _without_ours(inner.__traceback__)
+        seen = inner
+
+
+class PublicContext(contextlib.ContextDecorator):
+    """A context manager whose errors are for the caller."""
+
+    def __init__(self, inner: contextlib.AbstractContextManager[Any]) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Any:
+        try:
+            return self._inner.__enter__()
+        except BaseException as error:
+            leave(error)
+            raise
+
+    def __exit__(self, *details: Any) -> bool | None:
+        try:
+            return self._inner.__exit__(*details)
+        except BaseException as error:
+            leave(error)
+            raise
+
+
+def public(function: F) -> F:
+    """The function as users call it, the same one for all its names. What a function such as `kernel(...)` returns, a decorator, is public too."""
+    known = vars(function).get("__called__")
+    if known is not None:
+        return known  # type: ignore[no-any-return]
+
+    @functools.wraps(function)
+    def called(*args: Any, **keywords: Any) -> Any:
+        try:
+            result = function(*args, **keywords)
+        except BaseException as error:
+            leave(error)
+            raise
+        if type(result) is FunctionType and "<locals>" in result.__qualname__ and result.__module__.startswith("tilewright.") and not hasattr(result, "__public__"):
+            return public(result)
+        return PublicContext(result) if type(result) is contextlib._GeneratorContextManager else result
+
+    called.__public__ = True  # type: ignore[attr-defined]
+    function.__called__ = called  # type: ignore[attr-defined]
+    return called  # type: ignore[return-value]
+
+
+def public_methods(*special: str) -> Callable[[C], C]:
+    """Of a class: its methods without an underscore, and those named, are for users."""
+
+    def marked(cls: C) -> C:
+        for name, value in list(vars(cls).items()):
+            if (not name.startswith("_") or name in special) and type(value) is FunctionType:
+                setattr(cls, name, public(value))
+        return cls
+
+    return marked

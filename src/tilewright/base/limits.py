@@ -30,6 +30,10 @@ class Limits:
     memory_bus_bits: int = 0
     copy_engines: int = 0
 
+    def __repr__(self) -> str:
+        shared = f", {self.shared_per_block} bytes of shared memory" if self.shared_per_block else ""
+        return f"<limits: {self.threads_per_block} threads in a block{shared}, accesses of {self.vector_bytes} bytes; tilewright devices --limits lists all>"
+
 
 @record
 class Cache:

@@ -11,7 +11,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 
-from tilewright.base.cost_model import FITTED, H200, CostModel, derived
+from tilewright.base.cost_model import FITTED, H200, CostModel, derived, with_numbers
 from tilewright.base.errors import UserError
 
 
@@ -86,6 +86,8 @@ class Target:
     f16, bf16, tf32, f8 and i8 are those of tensor cores with sums in 32 bits."""
     bandwidth: float = 0.0
     """TB/s of the device's memory; 0: unknown."""
+    tuned: tuple[tuple[str, int], ...] = ()
+    """What a schedule of loops says instead of the cost model: numbers of it, as `rows.threads`, and the wishes `vector` and `threads`."""
 
     @property
     def is_host(self) -> bool:
@@ -113,6 +115,11 @@ class Target:
         return self.simt and self.warp_size > 1
 
     @property
+    def has_ieee_maximum(self) -> bool:
+        """Whether one instruction of a CPU is the larger of two numbers as IEEE 754-2019 has it: NaN wins, and -0 is below 0."""
+        return self.is_host and self.name.startswith("aarch64")
+
+    @property
     def ballot_bits(self) -> int:
         """Bits of the word that holds one bit for each lane of a warp."""
         return max(32, self.simt_warp)
@@ -135,7 +142,11 @@ class Target:
     def costs(self) -> CostModel:
         """What things cost there: fitted numbers, or such that are derived from what the device can do."""
         known = FITTED.get(self.name) or (None if self.is_gpu else H200)
-        return known or derived(self.multiprocessors, self.bandwidth, self.peak("bf16"), self.peak("f32"))
+        found = known or derived(self.multiprocessors, self.bandwidth, self.peak("bf16"), self.peak("f32"))
+        return with_numbers(found, self.tuned) if self.tuned else found
+
+    def __repr__(self) -> str:
+        return f"<target {self.name}>"
 
     def key(self) -> str:
         """What of it decides the generated code; part of the cache key."""

@@ -1,7 +1,7 @@
-"""Names in explicit kernels of a Python file that nothing defines: what `check` can say of them without running the file.
+"""Explicit kernels of a Python file: what `check` can say of them without running the file.
 
 In: the text of a file. Out: an error (TW002) for each `tw.word` that there is not, and for each name that neither the function, nor the
-file, nor Python has; and one (TW020) for each word that the target lacks: the one that was asked for, or the CPU where the kernel says that it runs there. What else is wrong shows when the kernel is compiled for arguments and a block.
+file, nor Python has; and one (TW020) for each word that the target lacks: the one that was asked for, or the CPU where the kernel says that it runs there. `explicit_bodies` reads the rest of each kernel.
 """
 
 from __future__ import annotations
@@ -10,27 +10,25 @@ import ast
 import builtins
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from tilewright.base.errors import Diagnostic
 from tilewright.base.source import Source
 from tilewright.base.target import Target, parse_target
+from tilewright.cli.explicit_bodies import body_errors, values_around
 from tilewright.frontend.python.expressions import SourcePlace
 from tilewright.frontend.python.names import PACKAGE
 from tilewright.frontend.words.rows import WORDS
 from tilewright.ir.needs import FEATURES, only_gpus
 from tilewright.tree.metadata import suggest
 from tilewright.tree.unknown_functions import help_for
-from tilewright.zyn.program_files import read_program
 
 _MARKS = ("gpu", "cpu")
 _CPU = parse_target("x86-64-avx2")
 """Any: what only GPUs have, no CPU has."""
 
 
-def explicit_names(path: str, target: Target | None = None) -> tuple[list[str], list[Diagnostic]]:
-    """The explicit kernels of a file by name, and what is wrong with the names in them; of a target, also what it lacks."""
-    text = read_program(Path(path), help="")
+def explicit_names(text: str, path: str, target: Target | None = None) -> tuple[list[str], list[Diagnostic]]:
+    """The explicit kernels of a text by name, and what is wrong with them; of a target, also what it lacks."""
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -43,6 +41,7 @@ def explicit_names(path: str, target: Target | None = None) -> tuple[list[str], 
         around |= {n.id for n in ast.walk(module) if isinstance(n, ast.Name)}  # any name may come from there
     kernels = [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef) and any(_is_mark(d, packages) for d in n.decorator_list)]
     found: list[Diagnostic] = []
+    known = values_around(module, place) if kernels else {}
     for kernel in kernels:
         runs_on = target or (_CPU if any(_is_for_cpu(mark) for mark in kernel.decorator_list) else None)
         if runs_on is not None:
@@ -50,9 +49,13 @@ def explicit_names(path: str, target: Target | None = None) -> tuple[list[str], 
         inside = around | set(_bound(kernel))
         for part in (n for statement in kernel.body for n in ast.walk(statement)):
             if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in packages and part.attr not in words:
-                found.append(Diagnostic("TW002", f"{PACKAGE} has no '{part.attr}'", place.span(part), help_for(part.attr, words, python=True)))
+                found.append(Diagnostic("TW002", f"{PACKAGE} has no '{part.attr}'", place.span(part), help_for(part.attr, sys.modules[PACKAGE].__all__, python=True)))
             elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load) and part.id not in inside:
                 found.append(Diagnostic("TW002", f"unknown name '{part.id}'", place.span(part), suggest(part.id, sorted(inside - set(dir(builtins))))))
+        if not any(isinstance(mark, ast.Call) and any(o.arg == "choices" for o in mark.keywords) for mark in kernel.decorator_list):
+            said = {d.span.line for d in found}
+            serial = any(_name(mark) == "cpu" for mark in kernel.decorator_list)
+            found += [d for d in body_errors(kernel, place, known, around, serial) if d.span.line not in said]
     return [kernel.name for kernel in kernels], found
 
 
@@ -81,10 +84,13 @@ def _lacking(kernel: ast.FunctionDef, packages: set[str], target: Target, place:
 
 def _is_for_cpu(mark: ast.expr) -> bool:
     """Whether a mark says that the kernel runs on the CPU."""
-    called = mark.func if isinstance(mark, ast.Call) else mark
-    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
     options = mark.keywords if isinstance(mark, ast.Call) else []
-    return name == "cpu" or any(o.arg == "device" and isinstance(o.value, ast.Constant) and str(o.value.value).startswith("cpu") for o in options)
+    return _name(mark) == "cpu" or any(o.arg == "device" and isinstance(o.value, ast.Constant) and str(o.value.value).startswith("cpu") for o in options)
+
+
+def _name(mark: ast.expr) -> str:
+    called = mark.func if isinstance(mark, ast.Call) else mark
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
 
 def _is_mark(mark: ast.expr, packages: set[str]) -> bool:

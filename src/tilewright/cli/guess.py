@@ -37,6 +37,8 @@ class GuessedArguments:
     plain: str = ""
     """`float` or `int`: a number as Python has it, which takes the dtype of what it meets."""
     guessed: bool = False
+    value: int | float | None = None
+    """Of a number that the command line gives: its value, for names that a kernel has from around it."""
 
     def spec(self, gpu: bool) -> ArgSpec:
         if self.extents is not None:
@@ -51,12 +53,22 @@ class GuessedArguments:
         return f"{self.dtype}[{', '.join('*' if e is None else str(e) for e in self.extents)}]"
 
 
+_NUMBER = re.compile(r"[\s,;]*([A-Za-z_]\w*)\s*[=:]\s*([+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+))(?![\w\[])")
+
+
 def parse_arguments(text: str) -> dict[str, GuessedArguments]:
-    """`x=f32[1024,*] v=f32[*] eps=float` as arguments by name."""
+    """`x=f32[1024,*] v=f32[*] eps=float stride=2` as arguments by name."""
     found: dict[str, GuessedArguments] = {}
     position = 0
     pattern = re.compile(r"[\s,;]*([A-Za-z_]\w*)\s*[=:]\s*([A-Za-z_]\w*)\s*(?:\[([^\]]*)\])?")
     while text[position:].strip(" \t\n,;"):
+        number = _NUMBER.match(text, position)
+        if number is not None:
+            value = int(number[2]) if number[2].lstrip("+-").isdigit() else float(number[2])
+            kind = "int" if isinstance(value, int) else "float"
+            found[number[1]] = GuessedArguments(_PLAIN[kind].dtype, plain=kind, value=value)
+            position = number.end()
+            continue
         match = pattern.match(text, position)
         if match is None:
             rest = text[position:].strip()
@@ -278,21 +290,27 @@ def _parts(root: Node) -> Iterator[tuple[syntax.Expr, int]]:
             yield value or operand, axes
 
 
-_walked: list[tuple[Node, tuple[Node, ...]]] = []
-"""The last program that was asked about, and its nodes."""
+_walked: dict[int, tuple[Node, tuple[Node, ...]]] = {}
+"""The last program that was asked about, and its functions, by identity, and the nodes of each."""
+_WALKED = 256
+"""How many are kept: files without a program have functions, too."""
 _uses: dict[int, tuple[Node, Uses]] = {}
 """Of that program and its functions, by identity."""
 
 
 def nodes(root: Node) -> Sequence[Node]:
     """The node and everything inside it, but for functions: their names are their own."""
-    for known, found in _walked:
-        if known is root:
-            return found
+    known = _walked.get(id(root))
+    if known is not None:
+        return known[1]
     found = tuple(_nodes(root))
     if isinstance(root, syntax.Module):
-        _walked[:] = [(root, found)]
+        _walked.clear()
         _uses.clear()
+    if isinstance(root, syntax.Module | syntax.Function):
+        if len(_walked) >= _WALKED:
+            _walked.clear()
+        _walked[id(root)] = root, found
     return found
 
 
@@ -305,15 +323,27 @@ def uses_in(root: Node) -> Uses:
 
 
 def _nodes(root: Node) -> Iterator[Node]:
-    waiting: list[object] = [root]
+    yield root
+    values = root.__dict__
+    waiting: list[object] = [values[name] for name in parts_backwards(type(root))]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, tuple):
-            waiting.extend(reversed(item))
-        elif isinstance(item, Node) and (item is root or not isinstance(item, syntax.Function)):
-            yield item
+        kind = type(item)
+        if kind is tuple:
+            waiting.extend(reversed(item))  # type: ignore[call-overload]
+        elif (parts := _INNER[kind] if kind in _INNER else _inner(kind)) is not None:
+            yield item  # type: ignore[misc]
             values = item.__dict__
-            waiting.extend([values[name] for name in parts_backwards(type(item))])
+            waiting.extend([values[name] for name in parts])
+
+
+_INNER: dict[type, tuple[str, ...] | None] = {}
+
+
+def _inner(kind: type) -> tuple[str, ...] | None:
+    """The parts of a kind of node that `_nodes` goes on with; None for functions, and for what is no node."""
+    found = _INNER[kind] = parts_backwards(kind) if issubclass(kind, Node) and not issubclass(kind, syntax.Function) else None
+    return found
 
 
 def _shape_of(node: syntax.Expr) -> str:

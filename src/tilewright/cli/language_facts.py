@@ -16,6 +16,7 @@ from tilewright.base.errors import Diagnostic, TilewrightError
 from tilewright.base.source import Source, Span
 from tilewright.cli.bindings import Bindings, NameBinding, bind, holds
 from tilewright.cli.commands.check import in_order, warnings
+from tilewright.cli.explicit_names import explicit_names
 from tilewright.cli.sources import File, Walk, parse_source, walk
 from tilewright.tree import syntax, typed
 from tilewright.tree.check.expressions import FUNCTIONS
@@ -66,7 +67,9 @@ def analyse(text: str, path: str) -> Analysis:
         result.program = file.program
         if file.program is not None:
             result.bindings = bind(file.program)
-        walked = walk(file, {})
+        else:
+            found += explicit_names(text, path)[1]
+        walked = walk(file, {}, certain=True)
         found += [*walked.errors, *walked.warnings]
         _read_types(walked, result)
     except TilewrightError as error:

@@ -56,9 +56,23 @@ def cli() -> None:
     """
 
 
+
+
+def _give_values(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """`stride=2` is also the value of a variable around a kernel, which a file that is not executed does not have."""
+    if value:
+        from tilewright.cli.guess import parse_arguments
+        from tilewright.frontend.python.names import GIVEN
+
+        before = GIVEN.set({name: given.value for name, given in parse_arguments(value).items() if given.value is not None})
+        ctx.call_on_close(lambda: GIVEN.reset(before))
+    return value
+
+
 _ARGS = click.option(
-    "--args", "arguments", default="", metavar="SPEC", help='What arguments are: "x=f32[1024,*] v=f32[*] eps=float"; * is any size.'
-)
+    "--args", "arguments", default="", metavar="SPEC", callback=_give_values,
+    help='What arguments are: "x=f32[1024,*] v=f32[*] eps=float stride=2"; * is any size, a number the value of a variable around the kernel.',
+)  # fmt: skip
 _KERNEL = click.option("--kernel", metavar="NAME", help="The kernel, where the file has several.")
 _INPUT = click.option("--in", "given", multiple=True, metavar="NAME=VALUE", help="An input: a .npy, .npz or .safetensors file, or a number. Repeatable.")
 _RESULT = click.option("--out", "wanted", multiple=True, metavar="NAME=FILE", help="Save a result as .npy. Repeatable.")
@@ -92,11 +106,21 @@ _OPTIMIZE = click.option(
     "--optimize", type=click.Choice(("O0", "O1", "O2", "O3", "Os", "Olatency")), expose_value=False, callback=_set_level,
     help="How much work goes into machine code, whatever kernels say.",
 )  # fmt: skip
+
+
+def _find_examples(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """`examples/gallery.py` is that of the package where the working directory has none."""
+    from tilewright.cli.repository import existing
+
+    return existing(value) if isinstance(value, str) else tuple(map(existing, value))
+
+
+_FILE = click.argument("file", callback=_find_examples)
 _PLOT = click.option("--plot", metavar="FILE", help="Also draw it, with Matplotlib.")
 
 
 @cli.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", callback=_find_examples)
 @_ARGS
 @_ROOT
 @click.option("-v", "--verbose", is_flag=True, help="Also say what was assumed of each kernel's arguments.")
@@ -153,7 +177,7 @@ def lsp() -> None:
 
 
 @cli.command(name="compile")
-@click.argument("file")
+@_FILE
 @_ROOT
 @_KERNEL
 @_ARGS
@@ -190,14 +214,18 @@ def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: 
 
 
 @cli.command()
-@click.argument("file")
+@_FILE
 @_ROOT
 @_KERNEL
 @_INPUT
 @_RESULT
+@click.option("--grid", metavar="BLOCKS", help="Of an explicit kernel: blocks, as 64 or 8,4. Default: threads for the longest array.")
+@click.option("--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8.")
 @click.option("--device", metavar="NAME", help="auto (the start), cpu, cuda, cuda:1, emulator.")
 @_OPTIMIZE
-def run(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], device: str | None) -> None:
+def run(
+    file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], device: str | None, grid: str | None, block: str
+) -> None:
     """Run a program and print or save its results.
 
     \b
@@ -205,14 +233,19 @@ def run(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str
       tilewright run examples/zyn/axpy.zyn --in a=2.5 --in x=x.npy --in y=y.npy --out result=r.npy
       tilewright run examples/gallery.py --kernel relu --in x=x.npy --device cpu
       tilewright run model.onnx --in x=x.npy --out y.npy
+      tilewright run examples/simt/saxpy.py --kernel saxpy --in a=2 --in x=x.npy --in y=y.npy --block 128 --out y=r.npy
     """
     from tilewright.cli.commands.run import run as command
+    from tilewright.cli.commands.simt import is_explicit
 
-    command(file, kernel, given, wanted, device)
+    explicit = is_explicit(file, kernel)
+    if not explicit:
+        _refuse("a grid and a block are given to explicit kernels (@tw.gpu); others choose their own", "grid", "block")
+    command(file, kernel, given, wanted, device, (grid, block) if explicit else None)
 
 
 @cli.command()
-@click.argument("file")
+@_FILE
 @_ROOT
 @_KERNEL
 @_INPUT
@@ -258,7 +291,7 @@ def emulate(
 
 
 @cli.command()
-@click.argument("file")
+@_FILE
 @_ROOT
 @_KERNEL
 @_ARGS
@@ -269,7 +302,7 @@ def emulate(
 def tune(
     file: str, kernel: str | None, arguments: str, device: str | None, precision: str | None, budget: float, plot: str | None
 ) -> None:
-    """Measure schedules of contractions on a device and keep the fastest for later calls, also of other sizes.
+    """Measure schedules of kernels on a device and keep the fastest for later calls, also of other sizes.
 
     \b
     Examples:
@@ -282,7 +315,7 @@ def tune(
 
 
 @cli.command()
-@click.argument("file")
+@_FILE
 @_ROOT
 @_KERNEL
 @_ARGS
@@ -340,13 +373,32 @@ def inspect(
 
 
 @cli.command()
-@click.argument("file")
+@_FILE
 @_ROOT
 @_KERNEL
 @_ARGS
 @click.option("--target", default="cpu", show_default=True, help="cpu, sm_90a, sm_80, x86-64-avx2, aarch64-neon…")
+@click.option(
+    "--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8."
+)
+@click.option(
+    "--pipeline",
+    default=None,
+    metavar="NAME",
+    help="A pipeline of a ZynML program, whole: one C function that runs all its kernels (CPU).",
+)
+@click.option(
+    "--embed",
+    is_flag=False,
+    flag_value="cpu",
+    default=None,
+    metavar="[CPU]",
+    help="Also write code for an NVIDIA GPU as data of an object for this CPU, or for x86-64-avx2, aarch64-neon….",
+)
 @click.option("-o", "--output", default=".", show_default=True, metavar="FOLDER", help="Where the files go.")
-def export(file: str, kernel: str | None, arguments: str, target: str, output: str) -> None:
+def export(
+    file: str, kernel: str | None, arguments: str, target: str, output: str, block: str, pipeline: str | None, embed: str | None
+) -> None:  # fmt: skip
     """Compile kernels ahead of time: code, a C header and a Python loader that need nothing of Tilewright.
 
     For a CPU: NAME.o, libNAME.so (Linux), NAME.h, and NAME.py that needs only ctypes. For a GPU: NAME.ptx, NAME.cubin where ptxas is
@@ -356,10 +408,26 @@ def export(file: str, kernel: str | None, arguments: str, target: str, output: s
     Examples:
       tilewright export examples/gallery.py --kernel scale --args "m=f32[*,*] v=f32[*]" -o build/export
       tilewright export examples/matmul.py --kernel matmul --args "a=bf16[4096,4096] b=bf16[4096,4096]" --target sm_90a -o build/export
+      tilewright export examples/simt/saxpy.py --kernel saxpy --args "a=float x=f32[*] y=f32[*]" --block 128 -o build/export
+      tilewright export examples/gallery.py --kernel scale --args "m=f32[*,*] v=f32[*]" --target sm_90a --embed -o build/export
+      tilewright export examples/images/pipeline.zyn --pipeline develop --args "raw=u8[*,*] amount=float" -o build/export
     """
+    if pipeline is not None:
+        _refuse("a whole pipeline is exported, not one of its kernels", "kernel", "block")
+        _refuse("whole pipelines are exported for CPUs", "embed")
+        from tilewright.cli.commands.export import export_pipeline
+
+        export_pipeline(file, pipeline, arguments, target, output)
+        return
+    from tilewright.cli.commands.simt import export_explicit_file, is_explicit
+
+    if is_explicit(file, kernel):
+        export_explicit_file(file, kernel, arguments, target, output, block, embed)
+        return
+    _refuse("blocks are given to explicit kernels (@tw.gpu); others choose their own, see tile= and workgroup=", "block")
     from tilewright.cli.commands.export import export_file
 
-    export_file(file, kernel, arguments, target, output)
+    export_file(file, kernel, arguments, target, output, embed)
 
 
 @cli.command()
@@ -517,6 +585,21 @@ def demo(ptx: str | None) -> None:
 
     if not command(ptx):
         sys.exit(1)
+
+
+@cli.command()
+@click.option("--to", "folder", metavar="FOLDER", help="Copy them into a new folder, to read, run and change.")
+def examples(folder: str | None) -> None:
+    """List the examples that come with the package; commands that are given examples/… find them from anywhere.
+
+    \b
+    Example:
+      tilewright examples
+      tilewright examples --to examples
+    """
+    from tilewright.cli.commands.info import examples as command
+
+    command(folder)
 
 
 def main() -> None:

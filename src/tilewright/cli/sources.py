@@ -7,22 +7,27 @@ checked, and gives results of the right type to what follows.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from tilewright.base.dtypes import bool_, from_numpy
+from tilewright.base.dtypes import bool_, from_numpy, i64
 from tilewright.base.errors import Diagnostic, Diagnostics, UserError
+from tilewright.cli.alike import form_of
 from tilewright.cli.guess import NOTHING, GuessedArguments, guess, nodes, parameters_given, uses_in
+from tilewright.cli.guess_structs import without_structs
 from tilewright.compile.driver import Signature, front_end
 from tilewright.execute.calls.arguments import DIVISORS, read_argument, size_class
 from tilewright.execute.calls.watchdog import watchdog_nanoseconds
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
+from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.check.expressions import UNREAD
 from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.inline import nodes as all_nodes
@@ -32,7 +37,8 @@ from tilewright.tree.typed import NoneArg, ScalarArg, TypedKernel
 from tilewright.zyn.host.abstract_run import Looker, look, stand_in
 from tilewright.zyn.host.dimensions import AbstractValue
 from tilewright.zyn.host.functions import METHODS
-from tilewright.zyn.known_extents import KnownExtents
+from tilewright.zyn.known_extents import Extents, KnownExtents
+from tilewright.zyn.lazy.lazy_blocks import LazyBlocks
 from tilewright.zyn.module import ZynModule
 from tilewright.zyn.module_check import ModuleCheck
 from tilewright.zyn.module_links import call_module, linked
@@ -48,6 +54,8 @@ class Entry:
     name: str
     function: Function
     args: tuple[tuple[str, GuessedArguments], ...]
+    form: Hashable | None = field(default=None, compare=False, repr=False)
+    """What kernels have in common that are right and quick together (`alike.py`), where that was asked for."""
 
     def signature(self, gpu: bool) -> Signature:
         """What to compile it for; extents that were given promise what divides them."""
@@ -103,10 +111,12 @@ class Walk:
 
     entries: list[Entry] = field(default_factory=list)
     typed: list[TypedKernel] = field(default_factory=list)
-    """One for each entry; fewer when there are errors."""
+    """One for each entry; fewer when there are errors. Kernels of one form share that of the first."""
     errors: list[Diagnostic] = field(default_factory=list)
     records: list[str] = field(default_factory=list)
     """Inputs of a program that are records or lists."""
+    inputs: dict[str, GuessedArguments] = field(default_factory=dict)
+    """Of a program: what it takes."""
     warnings: list[Diagnostic] = field(default_factory=list)
     """Inputs of a program that look like names it defines."""
 
@@ -150,24 +160,102 @@ def _inputs(file: File, known: Mapping[str, GuessedArguments]) -> tuple[dict[str
     return {name: known.get(name) or guess(name, None, file.program) for name in names}, check if module.tree is file.program else None
 
 
-def walk(file: File, known: Mapping[str, GuessedArguments], only: str | None = None) -> Walk:
+def walk(file: File, known: Mapping[str, GuessedArguments], only: str | None = None, joined: bool = False, certain: bool = False, alike: bool = False) -> Walk:
     """Check every kernel of the file, or in a Python file the one called `only`. Errors are collected, not raised, but for names in
-    `known` that nothing has."""
+    `known` that nothing has. `joined`: blocks of a ZynML program that run as one program are one entry. With `certain`, errors that other
+    arguments would not give are left out. With `alike`, blocks of a program that no check can tell apart are checked once."""
     if file.program is not None:
         inputs, check = _inputs(file, known)
-        found = _walk_program(file.program, inputs, check)
+        found = _walk_program(file.program, inputs, check, joined, alike)
         found.warnings = mistyped(file.program, [name for name in inputs if name not in known])
+        found.inputs = inputs
         return found
     if any(function.name == only for function in file.kernels):
         file = replace(file, kernels=tuple(function for function in file.kernels if function.name == only))
     result = Walk(errors=list(file.errors))
     _check_names(known, [p.name for function in file.kernels for p in function.params], file.path)
-    for function in file.kernels:
-        args = tuple((p.name, known.get(p.name) or guess(p.name, p.type, function)) for p in function.params)
+    for written in file.kernels:
+        sink = Diagnostics()
+        function, fields = without_structs(written, sink)
+        if sink.errors:
+            result.errors += sink.errors
+            continue
+        args = tuple((p.name, known.get(p.name) or fields.get(p.name) or guess(p.name, p.type, function)) for p in function.params)
+        if certain and any(given.guessed for _, given in args):
+            args = _likely(function, args)
         _check(Entry(function.name, function, args), result)
+        if certain and (around := _from_closures(result.errors)):
+            result.errors = [d for d in result.errors if d not in around]
+        if certain and any(given.guessed for _, given in args) and len(result.typed) < len(result.entries):
+            _leave_out_assumed(function, args, result)
         if any(p.optional for p in function.params):
             _check_without(function, args, result)
     return result
+
+
+Arguments = tuple[tuple[str, GuessedArguments], ...]
+_MOST_WAYS = 24
+
+
+def _ways(args: Arguments) -> Iterator[Arguments]:
+    """What else arguments may be of which nobody said anything: arrays of whole numbers, of more axes; whole numbers."""
+    guessed = [at for at, (_, given) in enumerate(args) if given.guessed]
+
+    def other(places: Sequence[int], axes: int, whole: bool) -> Arguments:
+        return tuple((name, _another(given, axes, whole) if at in places else given) for at, (name, given) in enumerate(args))
+
+    for axes, whole in ((0, True), (1, False), (2, False), (1, True)):
+        yield from (other([at], axes, whole) for at in guessed)
+        if len(guessed) > 1:
+            yield other(guessed, axes, whole)
+
+
+def _another(given: GuessedArguments, axes: int, whole: bool) -> GuessedArguments:
+    if given.extents is None:
+        return replace(given, dtype=i64, plain="int") if whole and given.plain == "float" else given
+    return replace(given, dtype=i64 if whole else given.dtype, extents=(*given.extents, *(None,) * axes))
+
+
+def _from_closures(errors: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Of errors about unknown names, those whose name a function around the kernel has: what it holds shows when that runs."""
+    found: list[Diagnostic] = []
+    unknown = [(d, match[1]) for d in errors if d.code == "TW002" and (match := re.fullmatch(r"unknown name '(\w+)'", d.message))]
+    source = next((d.span.source for d, _ in unknown if d.span.source is not None), None)
+    if source is None:
+        return []
+    try:
+        tree = ast.parse(source.text)
+    except (SyntaxError, ValueError):
+        return []
+    for outer in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        names = {n.arg for n in ast.walk(outer.args) if isinstance(n, ast.arg)} | {n.id for n in ast.walk(outer) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        inner = [n for n in ast.walk(outer) if isinstance(n, ast.FunctionDef) and n is not outer]
+        found += [d for d, name in unknown if name in names and any(n.lineno <= d.span.line <= (n.end_lineno or 0) for n in inner)]
+    return found
+
+
+def _errors_with(function: Function, args: Arguments) -> tuple[Diagnostic, ...]:
+    try:
+        check_kernel(function, Entry(function.name, function, args).signature(gpu=False).args)
+    except UserError as error:
+        return error.diagnostics
+    return ()
+
+
+def _likely(function: Function, args: Arguments) -> Arguments:
+    """The arguments as they are guessed, or in the first other way that makes a right kernel."""
+    if not _errors_with(function, args):
+        return args
+    return next((way for way in islice(_ways(args), _MOST_WAYS) if not _errors_with(function, way)), args)
+
+
+def _leave_out_assumed(function: Function, args: Arguments, result: Walk) -> None:
+    """Of the errors of the kernel only those stay that there are in every way."""
+    places = [{(d.code, d.span.line, d.span.column) for d in _errors_with(function, way)} for way in islice(_ways(args), _MOST_WAYS)]
+    own = _errors_with(function, args)
+    assumed = [d for d in own if not all((d.code, d.span.line, d.span.column) in found for found in places)]
+    if len(assumed) < len(own):
+        result.errors = [d for d in result.errors if d not in assumed]
 
 
 def _check_without(function: Function, args: tuple[tuple[str, GuessedArguments], ...], result: Walk) -> None:
@@ -202,13 +290,28 @@ def _sizes(typed: TypedKernel, args: Sequence[tuple[str, GuessedArguments]]) -> 
     return KnownExtents(typed, {name: given.extents for name, given in args if given.extents is not None})
 
 
+class _LookedBlocks(LazyBlocks):
+    """Blocks that wait where nothing is computed. What stand-ins are no good for is looked at by itself."""
+
+    def block(self, function: Function, arguments: Mapping[str, object], device: str) -> object:
+        if any(isinstance(value, AbstractValue) for value in arguments.values()):
+            return NotImplemented
+        try:
+            return super().block(function, arguments, device)
+        except UserError:
+            return NotImplemented
+
+
 class _SourceLooker(Looker):
     """Runs no block: checks it, and gives results of the right type. `stand_in` is an array for what nobody knows anything of."""
 
-    def __init__(self, result: Walk, values: Mapping[str, object], inputs: Mapping[str, GuessedArguments]) -> None:
+    def __init__(self, result: Walk, values: Mapping[str, object], inputs: Mapping[str, GuessedArguments], joined: bool = False, alike: bool = False) -> None:
         super().__init__()
+        self.joins_blocks, self._alike = joined, alike
         self._result, self._values, self._inputs = result, values, inputs
         self._seen: dict[tuple[object, ...], object] = {}
+        self._right: dict[Hashable, tuple[TypedKernel, list[Extents]]] = {}
+        """By the form of a kernel that is right: it, and the extents of its results."""
         self._taken: set[str] = {entry.name for entry in result.entries}
         for name, value in values.items():
             if isinstance(value, np.ndarray) and (extents := inputs[name].extents) is not None:
@@ -225,12 +328,39 @@ class _SourceLooker(Looker):
         seen = id(function), args
         if seen in self._seen:
             return self._seen[seen]
-        typed = _check(Entry(_unique(function.name, self._taken), function, args), self._result)
-        if typed is None:
-            return AbstractValue()
-        made = [self.array(output.dtype, extents) for output, extents in zip(typed.outputs, _sizes(typed, args).results(), strict=True)]
+        form = form_of(function) if self._alike else None
+        if form is not None:
+            form = form, tuple(given for _, given in args)
+        entry = Entry(_unique(function.name, self._taken), function, args, form)
+        right = self._right.get(form) if form is not None else None
+        if right is None:
+            typed = _check(entry, self._result)
+            if typed is None:
+                return AbstractValue()
+            right = typed, _sizes(typed, args).results()
+            if form is not None:
+                self._right[form] = right
+        else:
+            self._result.entries.append(entry)
+            self._result.typed.append(right[0])
+        made = [self.array(output.dtype, extents) for output, extents in zip(right[0].outputs, right[1], strict=True)]
         self._seen[seen] = made[0] if len(made) == 1 else tuple(made)
         return self._seen[seen]
+
+    def waiting(self, pipeline: str) -> LazyBlocks | None:
+        return _LookedBlocks(pipeline, self.fuser, self._together, self.view) if self.joins_blocks else None
+
+    def _together(self, function: Function, arguments: dict[str, object], device: str) -> object:
+        """Blocks that are one program, or one that nobody else waits for."""
+        if not isinstance(function, BlockGraph):
+            return self(function, arguments, device)
+        args = tuple((name, self._given(name, value)) for name, value in arguments.items())
+        entry = Entry(_unique(function.name, self._taken), function, args)
+        self._result.entries.append(entry)
+        typed, _ = front_end(function, entry.signature(gpu=False))
+        self._result.typed.append(typed)
+        made = [self.array(output.dtype, extents) for output, extents in zip(typed.outputs, _sizes(typed, args).results(), strict=True)]
+        return made[0] if len(made) == 1 else tuple(made)
 
     def _given(self, name: str, value: object) -> GuessedArguments:
         if name in self._inputs and self._values[name] is value:
@@ -247,26 +377,29 @@ class _SourceLooker(Looker):
         return GuessedArguments(argument.spec.dtype, plain=plain)
 
 
-def _walk_program(program: Module, inputs: Mapping[str, GuessedArguments], check: ModuleCheck | None = None) -> Walk:
+def _walk_program(program: Module, inputs: Mapping[str, GuessedArguments], check: ModuleCheck | None = None, joined: bool = False, alike: bool = False) -> Walk:
     program = linked(program)
     result = Walk(records=[name for name in inputs if is_record(name, program)])
     values: dict[str, object] = {name: AbstractValue() if name in result.records else _stand_in(given) for name, given in inputs.items()}
-    _look(program, values, inputs, result, check)
+    _look(program, values, inputs, result, check, joined, alike)
     called = {n.id for n in nodes(program) if isinstance(n, syntax.Name)} | {
         n.id for s in program.body if isinstance(s, Function) for n in nodes(s) if isinstance(n, syntax.Name)
     }
     for function in program.body:
         if isinstance(function, Function) and function.name not in called and "__" not in function.name:
-            _look_at_function(program, function, result)
+            _look_at_function(program, function, result, joined, alike)
     return result
 
 
-def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, GuessedArguments], result: Walk, check: ModuleCheck | None = None) -> None:
-    found = look(program, _SourceLooker(result, values, inputs), values, check)
+def _look(
+    program: Module, values: Mapping[str, object], inputs: Mapping[str, GuessedArguments], result: Walk, check: ModuleCheck | None = None, joined: bool = False,
+    alike: bool = False,
+) -> None:  # fmt: skip
+    found = look(program, _SourceLooker(result, values, inputs, joined, alike), values, check)
     result.errors += [error for error in found if error not in result.errors]
 
 
-def _look_at_function(program: Module, function: Function, result: Walk) -> None:
+def _look_at_function(program: Module, function: Function, result: Walk, joined: bool = False, alike: bool = False) -> None:
     """A function that the program does not call: with stand-ins for its parameters and for names of the program."""
     params = {p.name: p for p in function.params}
     module = call_module(program, function, tuple(params))
@@ -277,7 +410,7 @@ def _look_at_function(program: Module, function: Function, result: Walk) -> None
     values = {
         n: AbstractValue() if n in records or (inputs[n].guessed and inputs[n].extents is None) else _stand_in(inputs[n]) for n in names
     }  # fmt: skip
-    _look(module, values, inputs, result, check)
+    _look(module, values, inputs, result, check, joined, alike)
 
 
 def is_record(name: str, root: syntax.Node) -> bool:
@@ -342,9 +475,14 @@ def _no_compute(function: Function, arguments: dict[str, object], device: str) -
     raise AssertionError("nothing runs here")
 
 
+def _is_written(path: str, name: str) -> bool:
+    """Whether a file uses a name: what the command line gives it a value for may be a variable around a kernel."""
+    return re.search(rf"\b{name}\b", Path(path).read_text(encoding="utf-8")) is not None
+
+
 def _check_names(known: Mapping[str, GuessedArguments], names: list[str] | tuple[str, ...], path: str) -> None:
-    for name in known:
-        if name not in names:
+    for name, given in known.items():
+        if name not in names and not (given.value is not None and _is_written(path, name)):
             close = difflib.get_close_matches(name, names, 1)
             help = f"did you mean '{close[0]}'?" if close else f"its arguments are {', '.join(dict.fromkeys(names)) or 'none'}"
             raise UserError.at("TW008", f"{path} has no argument '{name}'", help=help)

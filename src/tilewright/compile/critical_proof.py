@@ -69,6 +69,10 @@ class CriticalProof:
     def no_syscalls(self) -> bool:
         return not self.calls and not self.system_calls
 
+    def __repr__(self) -> str:
+        proved = " and ".join(word for word, holds in (("no allocation", self.no_allocation), ("no system call", self.no_syscalls)) if holds)
+        return f"<proof of {self.name} for {self.target}: {proved or 'nothing'} proved, {self.instructions} instructions, longest way {self.path}>"
+
     def __str__(self) -> str:
         stack = "not known" if self.stack_bytes is None else f"{self.stack_bytes} bytes"
         turns = f", {self.loops} loop(s), each counted once" if self.loops else ""

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING
 
 from tilewright.base import environment, levels
 from tilewright.base.artifact import Artifact, SmallSums
-from tilewright.base.errors import Note, UserError
+from tilewright.base.errors import CompilerBug, Note, TilewrightError, UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.host.interpreter import abi_key
+from tilewright.compile.collection import no_collection
 from tilewright.compile.store import STORE
 from tilewright.runtime.core import machine_code
 from tilewright.runtime.cpu import pool as cpu_pool
@@ -35,6 +37,7 @@ from tilewright.tree import syntax
 from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.inline import nodes
+from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, NoneArg, ScalarArg, TypedKernel
 
@@ -42,9 +45,10 @@ if TYPE_CHECKING:
     from tilewright.ir.nodes import Kernel
     from tilewright.ir.program import Program
     from tilewright.passes.choose.fates import Fate
+    from tilewright.passes.common.fusion_report import FusionReport
     from tilewright.passes.pipeline import Stages
-    from tilewright.passes.program.fuse import FusionReport
     from tilewright.passes.runner import Trace
+    from tilewright.passes.schedules.loop_words import LoopNumbers
     from tilewright.passes.schedules.matrix import MatrixSchedule
     from tilewright.passes.schedules.plans import Plans
 
@@ -73,7 +77,7 @@ class Signature:
     watchdog: int = 0
     """Nanoseconds after which open-ended loops of GPU code stop it; 0: they do not."""
     schedule: str = ""
-    """The schedule to use for contractions, as `MatrixSchedule.describe` writes it; empty: the compiler chooses."""
+    """The schedule to use for contractions, as `MatrixSchedule.describe` writes it, or for loop nests, as `LoopNumbers.describe` does; empty: the compiler chooses."""
     launches: int = 0
     """1: GPU code is one launch, whatever kernels there are; 0: one for each kernel."""
     indices: str = ""
@@ -200,8 +204,24 @@ def at_level(function: Function, target: Target) -> Target:
     return levels.at(target, said_level(function))
 
 
+_fronts: dict[tuple[int, Signature], tuple[Function, TypedKernel, Program]] = {}
+"""The latest kernels that were lowered to the loop stage, by identity."""
+_FRONTS = 8
+
+
 def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Program]:
-    """Check and lower to the loop stage; the program carries the signature's divisors as facts."""
+    """Check and lower to the loop stage; the program carries the signature's divisors as facts. Whoever asks again soon gets the same."""
+    key = (id(function), signature)
+    known = _fronts.get(key)
+    if known is None:
+        known = function, *_front_end(function, signature)
+        if len(_fronts) >= _FRONTS:
+            _fronts.clear()
+        _fronts[key] = known
+    return known[1], known[2]
+
+
+def _front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Program]:
     from tilewright.passes.pipeline import from_tree
     from tilewright.passes.runner import Trace
 
@@ -287,10 +307,13 @@ def _makes_empty(item: object) -> bool:
 
 
 def performance_notes(function: Function, signature: Signature, target: Target) -> tuple[Note, ...]:
-    """What would make the kernel slow, without generating its code."""
-    prepared = PreparedKernel(function, signature, target)
-    own = prepared.sized(prepared.short_sums(signature))
-    return own.notes(signature, own.plan(signature))
+    """What would make the kernel slow, without generating its code. There is nothing to verify: no code is made."""
+    from tilewright.passes.runner import unverified
+
+    with no_collection(), unverified():
+        prepared = PreparedKernel(function, signature, target)
+        own = prepared.sized(prepared.short_sums(signature))
+        return own.notes(signature, own.plan(signature))
 
 
 def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
@@ -299,26 +322,133 @@ def contraction_schedules(function: Function, signature: Signature, target: Targ
     return prepared.sized(prepared.short_sums(replace(signature, extents=extents))).ranked(extents)
 
 
+def _lean(target: Target) -> Target:
+    """The target as kernels see it that are to be one launch."""
+    from tilewright.passes.program.persistent_kernel import lean
+
+    return lean(target)
+
+
+def loop_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> LoopChoices:
+    """What there is to try of a kernel that is no contraction."""
+    return LoopChoices(function, replace(signature, extents=extents), target)
+
+
+class LoopChoices:
+    """Ways to run the loop nests of a kernel that differ in their code."""
+
+    def __init__(self, function: Function, signature: Signature, target: Target) -> None:
+        self._signature, self._target = signature, target
+        prepared = PreparedKernel(function, signature, target)
+        self._prepared = prepared.sized(prepared.short_sums(signature))
+        self._known: dict[str, str] = {}
+        """By the text of the code, the way that was found first."""
+        self.complete = True
+        """Whether all was looked at that there is."""
+
+    def first(self, until: Callable[[], bool]) -> list[LoopNumbers]:
+        """The compiler's own choice, then each parameter by itself, until there is no more time for looking."""
+        from tilewright.passes.schedules.loop_words import alternatives
+
+        return self._differing(alternatives(self._target), until)
+
+    def around(self, numbers: LoopNumbers) -> list[LoopNumbers]:
+        """One step away."""
+        from tilewright.passes.schedules.loop_words import around
+
+        return self._differing(around(numbers, self._target), lambda: False)
+
+    def _differing(self, candidates: Sequence[LoopNumbers], until: Callable[[], bool]) -> list[LoopNumbers]:
+        found: list[LoopNumbers] = []
+        for numbers in candidates:
+            if self._known and until():
+                self.complete = False
+                break
+            text = numbers.describe()
+            try:
+                code = _lowered_text(self._prepared.with_loops(text), replace(self._signature, schedule=text))
+            except TilewrightError:
+                continue  # no schedule of this kernel
+            if self._known.setdefault(code, text) == text:
+                found.append(numbers)
+        return found
+
+
+def _lowered_text(prepared: PreparedKernel, signature: Signature) -> str:
+    """The code of a kernel at the thread stage, as text."""
+    from tilewright.ir.text import print_program
+    from tilewright.passes.runner import unverified
+
+    with unverified():
+        text = print_program(prepared.finish(signature, prepared.plan(signature)).stages.thread)
+    return re.sub(r'schedule = "[^"]*"', "", text)  # words that nothing came of make no other code
+
+
+def _check_loop_words(function: Function, signature: Signature, target: Target) -> None:
+    """Raises UserError where a word of a schedule of loops changes nothing in a kernel."""
+    from tilewright.passes.schedules.loop_words import parse_loops, words_of
+
+    numbers = parse_loops(signature.schedule, target)
+    if not numbers.numbers:
+        return
+    prepared = PreparedKernel(function, signature, target)
+    own = prepared.sized(prepared.short_sums(signature))
+    code = _lowered_text(own, signature)
+    for name, number in numbers.numbers:
+        other = numbers.without(name).describe()
+        if _lowered_text(own.with_loops(other), replace(signature, schedule=other)) == code:
+            meaning = next(word.meaning for word in words_of(target) if word.name == name)
+            raise UserError.at(
+                "TW020", f"schedule '{signature.schedule}': {name}={number} changes nothing in {function.name} ({name}: {meaning})", function.span,
+                f"leave {name} out, or use what tw.tune reports",
+            )  # fmt: skip
+
+
+def _with_loop_numbers(target: Target, schedule: str) -> Target:
+    """The target with what a schedule of loops says instead of its cost model."""
+    if not is_loops(schedule):
+        return target
+    from tilewright.passes.schedules.loop_words import parse_loops
+
+    return replace(target, tuned=parse_loops(schedule, target).tuned(target))
+
+
+def is_loops(schedule: str) -> bool:
+    """Whether a schedule is one of loop nests."""
+    return "family=loops" in schedule
+
+
+def _with_tuned_loops(function: Function, signature: Signature, target: Target) -> Signature:
+    """The signature with the schedule of loops that was measured to be fastest; as it is where nothing was."""
+    if signature.schedule or signature.launches:
+        return signature
+    from tilewright.compile import tuning
+
+    if not tuning.has_any():
+        return signature
+    table = tuning.look_up(tuning.kernel_key(function, signature.args, signature.precision, target))
+    text = "" if table is None else tuning.advise_loops(table, signature.extents or signature.hints, compiler_version())
+    return replace(signature, schedule=text) if text else signature
+
+
 class PreparedKernel:
     """A kernel after the passes that do not depend on sizes."""
 
     def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None) -> None:
-        from tilewright.passes.choose.hints import check_kind
         from tilewright.passes.pipeline import check_accesses, fuse_kernels, prepare, specialise
-        from tilewright.passes.program.persistent_kernel import lean
         from tilewright.passes.runner import Trace
 
-        target = at_level(function, target)
+        target = _with_loop_numbers(at_level(function, target), signature.schedule)
         self.function, self.target = function, target
         self.together = signature.launches == 1 and target.simt
-        self.limits = lean(target) if self.together else target
+        self.limits = _lean(target) if self.together else target
         """What the passes know of the target."""
         self.trace = Trace()
         start = time.perf_counter()
         self.typed, written = front_end(function, signature)
         self.written = written
         if written.loops and target.simt:
-            self.limits = lean(target)
+            self.limits = _lean(target)
         checks = signature.indices or ("stores" if target.simt else "all")
         if checks != "none":
             written = check_accesses(written, checks, None if signature.indices else self.typed.metadata, self.trace)
@@ -327,7 +457,10 @@ class PreparedKernel:
         self.trace.times["front end"] = time.perf_counter() - start
         self.extents = _by_name(self.program, signature.extents or signature.hints)
         self.loop = prepare(self.program, self.trace, self.limits, self.extents)
-        check_kind(self.typed.metadata, self.loop)
+        if self.typed.metadata.kind in CONTRACTIONS:
+            from tilewright.passes.choose.hints import check_kind
+
+            check_kind(self.typed.metadata, self.loop)
 
     def sized(self, sizes: Mapping[str, int]) -> PreparedKernel:
         """The same kernel with these sizes as part of its code; itself where there are none."""
@@ -336,9 +469,17 @@ class PreparedKernel:
         from tilewright.passes.pipeline import prepare, specialise
 
         own = copy(self)
-        own.trace = replace(self.trace, times=dict(self.trace.times))
+        own.trace = self.trace.copied()
         own.program = specialise(self.fused, sizes, own.trace)
         own.loop = prepare(own.program, own.trace, own.limits, {**own.extents, **sizes})
+        return own
+
+    def with_loops(self, schedule: str) -> PreparedKernel:
+        """The same kernel, to be lowered by another schedule of loops."""
+        own = copy(self)
+        own.trace = self.trace.copied()
+        own.target = _with_loop_numbers(self.target, schedule)
+        own.limits = own.target if self.limits is self.target else replace(self.limits, tuned=own.target.tuned)
         return own
 
     def plan(self, signature: Signature) -> Plans:
@@ -347,7 +488,8 @@ class PreparedKernel:
 
         extents = _by_name(self.program, signature.extents or signature.hints)
         metadata = self.typed.metadata
-        plan = plan_calls(self.loop, self.limits, extents, self.trace, signature.schedule, metadata)
+        given = "" if is_loops(signature.schedule) else signature.schedule
+        plan = plan_calls(self.loop, self.limits, extents, self.trace, given, metadata)
         if signature.schedule or metadata.strict or self.limits is not self.target or not any(plan):
             return plan
         tuned = self._tuned(signature)
@@ -374,22 +516,27 @@ class PreparedKernel:
     def short_sums(self, signature: Signature) -> dict[str, int]:
         """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums, those of
         one row of attention, and in a graph's program for a GPU those of products with few rows: a step of a decoder has the same ones each time, and its kernels are mostly index arithmetic."""
-        from tilewright.analysis.affine import analyse
         from tilewright.ir.nodes import walk
-        from tilewright.passes.choose.attention import MOST, fixed_sizes
-        from tilewright.passes.choose.row_dots import find_row_dots
 
         extents = _by_name(self.program, signature.extents)
         if not self.target.simt:
+            if not self._has_walks():
+                return {}
             from tilewright.passes.choose.small_sizes import fixed_sizes as fixed_small
 
             return fixed_small(self.loop.calls, extents) if extents and not self.program.loops else {}
+        if not any("reduce" in call.kernel.opcodes for call in self.loop.calls):
+            return {}
+        from tilewright.analysis.affine import analyse
+        from tilewright.passes.choose.attention import fixed_sizes
+        from tilewright.passes.choose.row_dots import find_row_dots
+
         found: dict[str, int] = {}
         step = isinstance(self.function, BlockGraph) and self.limits.simt and not self.together and not self.program.loops
         for call in self.loop.calls:
             if step and find_row_dots(call.kernel, extents) is not None:
                 found |= {n: extents[n] for n in call.kernel.size_names if n in extents}
-            found |= {n: extents[n] for n in fixed_sizes(call.kernel, self.limits, extents) if extents.get(n, MOST + 1) <= MOST}
+            found |= fixed_sizes(call.kernel, self.limits, extents)
             forms = None
             for op in walk(call.kernel.body):
                 if op.opcode == "reduce" and len(op.operands) > 1:
@@ -403,15 +550,19 @@ class PreparedKernel:
 
     def small_axes(self) -> tuple[SmallSums, ...]:
         """CPU: the extents that may be part of the code."""
-        if self.target.simt or self.program.loops:
+        if self.target.simt or self.program.loops or not self._has_walks():
             return ()
         from tilewright.passes.choose.small_sizes import small_sums
 
         places = {b.name: (b.array, b.axis) for b in self.fused.bindings() if not b.stride}
         inputs = {a.name for a in self.fused.input_arrays}
         places = {name: place for name, place in places.items() if place[0] in inputs}
-        found = [(sums, around) for sums, around in small_sums(self.loop.calls) if sums <= places.keys()]
-        return tuple(SmallSums(tuple(sorted(places[n] for n in sums)), tuple(sorted(places[n] for n in around if n in places))) for sums, around in found)
+        found = [nest for nest in small_sums(self.loop.calls) if nest[0] <= places.keys()]
+        return tuple(SmallSums(tuple(sorted(places[n] for n in sums)), tuple(sorted(places[n] for n in around if n in places)), most) for sums, around, most in found)
+
+    def _has_walks(self) -> bool:
+        """Whether some kernel has a loop inside its nest."""
+        return any(not call.kernel.opcodes.isdisjoint(("reduce", "for")) for call in self.loop.calls)
 
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
@@ -468,15 +619,42 @@ _by_sizes: dict[str, PreparedKernel] = {}
 
 def compile_kernel(function: Function, signature: Signature, target: Target) -> Artifact:
     """The artifact, from memory, from disk or freshly compiled."""
+    signature = _with_tuned_loops(function, signature, target)
     target = at_level(function, target)
     key = cache_key(function, signature, target)
     sized = _sized_key(function, signature, key, target)
     found = STORE.in_memory(key) or (STORE.in_memory(sized) if sized else None)
     if found is not None:
         return found
-    with STORE.alone(key):
+    with STORE.alone(key), no_collection():
+        if environment.word("TILEWRIGHT_VERIFY") == "passes":
+            return _compiled(function, signature, target, key, sized)
+        try:
+            return _compiled(function, signature, target, key, sized, hurry=True)
+        except Exception as error:
+            if isinstance(error, MemoryError) or (isinstance(error, TilewrightError) and not isinstance(error, CompilerBug)):
+                raise
+            # Once more, with what every pass returns verified: the message then names the pass that is wrong.
+            for name in [name for name in _by_sizes if name.startswith(key)]:
+                del _by_sizes[name]
+            _fronts.clear()
+            _compiled(function, signature, target, key, sized)
+            raise
+
+
+def _compiled(function: Function, signature: Signature, target: Target, key: str, sized: str, hurry: bool = False) -> Artifact:
+    """The artifact, found or made. `hurry`: passes are not verified one by one, but what came out is."""
+    if not hurry:
         known = _find_or_prepare(function, signature, target, key, sized)
         return known if isinstance(known, Artifact) else known.keep()
+    found = None if key in _by_sizes else STORE.find(key) or (STORE.find(sized) if sized else None)
+    if found is not None:
+        return found  # the compiler need not be loaded
+    from tilewright.passes.runner import unverified
+
+    with unverified():
+        known = _find_or_prepare(function, signature, target, key, sized)
+        return known if isinstance(known, Artifact) else known.keep(verify=True)
 
 
 def compile_first(function: Function, signature: Signature, target: Target) -> Artifact | FinalKernel:
@@ -485,9 +663,10 @@ def compile_first(function: Function, signature: Signature, target: Target) -> A
     Passes are not verified one by one: `FinalKernel.keep` verifies what came out."""
     from tilewright.passes.runner import unverified
 
+    signature = _with_tuned_loops(function, signature, target)
     target = at_level(function, target)
     key = cache_key(function, signature, target)
-    with STORE.alone(key), unverified():
+    with STORE.alone(key), no_collection(), unverified():
         return _find_or_prepare(function, signature, target, key, _sized_key(function, signature, key, target))
 
 
@@ -498,6 +677,8 @@ def _find_or_prepare(function: Function, signature: Signature, target: Target, k
         found = STORE.find(key) or (STORE.find(sized) if sized else None)
         if found is not None:
             return found
+        if is_loops(signature.schedule):
+            _check_loop_words(function, signature, target)
         prepared = PreparedKernel(function, signature, target)
     short = prepared.short_sums(signature)
     small = prepared.small_axes()
@@ -618,3 +799,4 @@ def forget() -> None:
     """Empty the in-memory cache (tests and benchmarks of cold compilation)."""
     STORE.forget()
     _by_sizes.clear()
+    _fronts.clear()

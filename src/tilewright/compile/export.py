@@ -2,7 +2,7 @@
 
 For a CPU: an object with a C function, the same as a shared library where the target is Linux, a C header, and a Python loader that
 needs only ctypes. For NVIDIA GPUs: PTX, a cubin where `ptxas` is at hand, a header that says how to launch each kernel (as C functions
-of the sizes), and a Python loader that needs only `cuda-bindings`. For WebGPU: `export_web.py`.
+of the sizes), and a Python loader that needs only `cuda-bindings`; and where asked, the code as data of an object for a CPU (`embedded_code.py`). For WebGPU: `export_web.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import pprint
 import sys
 import tempfile
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright.base.abi import LAUNCH_DECLARATIONS, LAUNCHES_ALONE, LOCAL_MEMORY, NEVER_STOPS, STOP_DECLARATION
@@ -29,6 +31,7 @@ from tilewright.base.artifact import (
     MapParam,
     ScalarParam,
 )
+from tilewright.base.dtypes import i64
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.sizes import Size, SizeCall, number_name, product
 from tilewright.base.target import Target, parse_target
@@ -36,14 +39,20 @@ from tilewright.codegen.host.c_entry import (
     MISALIGNED,
     NEGATIVE,
     NO_MEMORY,
+    NOTHING_FIXED,
     NULL,
     OUTSIDE,
+    SCRATCH,
     TOO_LARGE,
+    Fixed,
     call_checks,
     entry_text,
+    exported_names,
     identifier,
     size_names,
+    whole_numbers,
 )
+from tilewright.codegen.host.embedded_code import C_TYPES, embedded_text, given_sizes
 from tilewright.codegen.host.shared_library import shared_library
 from tilewright.codegen.llvm import native
 from tilewright.codegen.nvptx.ptxas import cubin
@@ -51,6 +60,8 @@ from tilewright.compile.build import describe_program, llvm_text
 from tilewright.compile.driver import Signature, at_level, compile_kernel, compile_stages
 from tilewright.compile.export_web import describe as web_description
 from tilewright.compile.export_web import web_files
+from tilewright.frontend.simt.build import GRID
+from tilewright.ir.program import Program
 from tilewright.runtime.loaders import DRIVER_API, common, cpu, ptx
 from tilewright.tree.syntax import Function
 
@@ -86,9 +97,10 @@ def write_files(files: dict[str, bytes], folder: str | Path) -> list[Path]:
     return [place / name for name in files]
 
 
-def export(function: Function, signature: Signature, target: Target, name: str = "") -> dict[str, bytes]:
-    """The files, each under its name."""
+def export(function: Function, signature: Signature, target: Target, name: str = "", embed: Target | None = None) -> dict[str, bytes]:
+    """The files, each under its name. With `embed`, a CPU, code for an NVIDIA GPU is also data of an object for that CPU."""
     name = identifier(name or function.name)
+    check_embed(target, embed)
     if target.kind == "wgsl":
         return web_files(compile_kernel(function, signature, target), name)
     if target.kind == "msl":
@@ -99,20 +111,96 @@ def export(function: Function, signature: Signature, target: Target, name: str =
         raise TargetLimit.at("TW020", f"{target.name} is a target from outside: there are no files to export for it")
     if not target.is_host:
         artifact = compile_kernel(function, signature, target)
-        return _amd_files(artifact, name) if target.kind == "amdgpu" else _gpu_files(artifact, name, target)
+        return _amd_files(artifact, name) if target.kind == "amdgpu" else _gpu_files(artifact, name, target, embed)
+    done = compile_stages(function, signature, target)
+    target = at_level(function, target)
+    return cpu_export(done.stages.thread, describe_program(done.stages.thread, target), target, name)
+
+
+def export_pipeline(
+    function: Function, signature: Signature, target: Target, name: str, fixed: Fixed, checks: Callable[[Artifact], tuple[CallCheck, ...]]
+) -> tuple[dict[str, bytes], int]:  # fmt: skip
+    """The files of a whole pipeline for a CPU, and how many kernels it is. `fixed` are numbers that are part of the code, `checks` what calls check besides what its blocks need."""
+    if not target.is_host:
+        raise TargetLimit.at(
+            "TW020",
+            f"whole pipelines are exported for CPUs, not for {target.name}",
+            help="export its kernels: leave out --pipeline",
+        )
     done = compile_stages(function, signature, target)
     target = at_level(function, target)
     artifact = describe_program(done.stages.thread, target)
+    artifact = replace(artifact, checks=(*artifact.checks, *checks(artifact)))
+    return cpu_export(done.stages.thread, artifact, target, identifier(name), fixed), len(artifact.launches)
+
+
+def check_embed(target: Target, embed: Target | None) -> None:
+    """Refuse to embed what is no code for NVIDIA's GPUs, and where it would not be an object of a CPU."""
+    if embed is not None and target.kind != "nvptx":
+        raise TargetLimit.at("TW020", f"code is embedded for NVIDIA's GPUs, not for {target.name}", help="choose a target such as sm_90a, or leave out embed")
+    if embed is not None and not embed.is_host:
+        raise TargetLimit.at("TW020", f"code is embedded in an object for a CPU, and {embed.name} is none", help="cpu is this machine; others are x86-64-avx2, aarch64-neon…")
+
+
+def export_explicit(
+    program: Program, artifact: Artifact | None, written: Collection[str], target: Target, name: str, embed: Target | None = None
+) -> dict[str, bytes]:  # fmt: skip
+    """The files of an explicit kernel: of its artifact for a GPU, of its program at the thread stage for a CPU. The grid's extents are arguments."""
+    name = identifier(name)
+    check_embed(target, embed)
+    if target.is_host:
+        artifact = describe_program(program, target)
+    elif artifact is None or target.kind != "nvptx":
+        raise TargetLimit.at("TW020", f"explicit kernels are exported for CPUs and NVIDIA's GPUs, not for {target.name}")
+    grids = dict.fromkeys(size for launch in artifact.launches for size in launch.sizes if size in GRID)
+    known = (replace(p, role="inout") if isinstance(p, ArrayParam) and p.name in written else p for p in artifact.inputs)
+    artifact = replace(artifact, inputs=(*known, *(ScalarParam(size, i64) for size in grids)))
+    return cpu_export(program, artifact, target, name) if target.is_host else _gpu_files(artifact, name, target, embed)
+
+
+def cpu_export(
+    program: Program, artifact: Artifact, target: Target, name: str, fixed: Fixed = NOTHING_FIXED
+) -> dict[str, bytes]:
+    """The files of a program at the thread stage for a CPU. Numbers that are `fixed` are part of the code."""
     _require_plain(artifact)
-    text, _ = llvm_text(done.stages.thread, target)
+    text, _ = llvm_text(program, target)
     for launch in artifact.launches:
         # Only the C functions are seen from outside: several exports can be linked together.
         text = text.replace(f"define void @{launch.entry}(", f"define internal void @{launch.entry}(")
-    needed = [f"declare {line}" for line in ("ptr @malloc(i64)", "void @free(ptr)") if f"declare {line}" not in text and artifact.scratch]
-    text = "\n".join((*needed, _without_repeats(text, entry_text(artifact, name))))
+    needed = [
+        f"declare {line}"
+        for line in ("ptr @malloc(i64)", "void @free(ptr)")
+        if f"declare {line}" not in text and artifact.scratch
+    ]
+    text = "\n".join((*needed, _without_repeats(text, entry_text(artifact, name, fixed))))
     for inside, outside in zip((STOP_DECLARATION, *LAUNCH_DECLARATIONS), (NEVER_STOPS, *LAUNCHES_ALONE), strict=True):
         text = text.replace(inside, outside)
-    return _cpu_files(artifact, name, native.compile_object(text, target), target)
+    return _cpu_files(_without_fixed(artifact, fixed), name, native.compile_object(text, target), target)
+
+
+def _without_fixed(artifact: Artifact, fixed: Fixed) -> Artifact:
+    """The artifact as its callers see it: numbers that are part of the code are none of their arguments."""
+    if not fixed:
+        return artifact
+    known = {
+        form: Size.of(int(value))
+        for name, value in fixed.items()
+        if not isinstance(value, float)
+        for form in (name, number_name(name))
+    }
+
+    def put(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+        return tuple(size.substitute(known) for size in sizes)
+
+    def array(param: ArrayParam) -> ArrayParam:
+        return replace(param, shape=put(param.shape), strides=put(param.strides))
+
+    return replace(
+        artifact, inputs=tuple(array(p) if isinstance(p, ArrayParam) else p for p in artifact.inputs if p.name not in fixed),
+        outputs=tuple(map(array, artifact.outputs)), scratch=tuple(map(array, artifact.scratch)),
+        checks=tuple(replace(c, left=c.left.substitute(known), right=c.right.substitute(known)) for c in artifact.checks),
+        computed=tuple((name, size.substitute(known)) for name, size in artifact.computed),
+    )  # fmt: skip
 
 
 def _without_repeats(text: str, entry: str) -> str:
@@ -176,7 +264,9 @@ def _describe(artifact: Artifact, names: _ExportNames) -> dict[str, object]:
         "alias_safe": artifact.alias_safe,
         "bindings": tuple((names[b.name], b.array, b.axis, b.stride) for b in artifact.bindings),
         "computed": tuple((names[name], names.text(size)) for name, size in artifact.computed),
-        "checks": tuple((names.text(c.left), c.relation, names.text(c.right), _message(c)) for c in call_checks(artifact)),
+        "checks": tuple(
+            (names.text(c.left), c.relation, names.text(c.right), _message(c, names)) for c in call_checks(artifact)
+        ),
         "sites": tuple(map(_outside, artifact.sites)),
     }
 
@@ -220,7 +310,7 @@ def _cpu_files(artifact: Artifact, name: str, code: bytes, target: Target) -> di
     files = {f"{name}.o": code, f"{name}.h": _cpu_header(artifact, name, names).encode()}
     if "linux" in target.triple:
         library = f"lib{name}.so"
-        files[library] = shared_library(code, (name, f"{name}_with"), library)
+        files[library] = shared_library(code, exported_names(name), library)
         described = _describe(artifact, names)
         described |= {"library": library, "symbol": name, "sizes": tuple(names[n] for n in size_names(artifact))}
         files[f"{name}.py"] = _loader(cpu.ExportedCpuProgram, described, name)
@@ -257,17 +347,25 @@ def _outside(site: IndexSite) -> str:
     return f"{site.kernel} {verb} '{site.array}' outside its extent on axis {site.axis}{at}; results hold part of the new values"
 
 
-def _message(check: CallCheck) -> str:
-    """What is wrong, for callers that know their numbers."""
-    return check.message.replace(" ({values})", "")
+def _message(check: CallCheck, names: _ExportNames) -> str:
+    """What is wrong, for callers that know their numbers: in place of those stand the names of the sizes."""
+    text = check.message.replace(" ({values})", "")
+    return text.replace("{left}", names.text(check.left)).replace("{right}", names.text(check.right))
 
 
 def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     parameters = ", ".join(_parameters(artifact, names))
+    numbers = [f"{_C_TYPES[p.dtype.name]} {names[p.name]}" for p in whole_numbers(artifact)]
+    asked = ", ".join((*numbers, *(f"int64_t {names[name]}" for name in size_names(artifact)))) or "void"
     guard = f"TILEWRIGHT_{name.upper()}_H"
     checks = call_checks(artifact)
-    codes = [f'    case {number}: return "{_quoted(_message(check))}";' for number, check in enumerate(checks, 1)]
-    codes += [f'    case {OUTSIDE - number}: return "{_quoted(_outside(site))}";' for number, site in enumerate(artifact.sites, 1)]
+    codes = [
+        f'    case {number}: return "{_quoted(_message(check, names))}";' for number, check in enumerate(checks, 1)
+    ]
+    codes += [
+        f'    case {OUTSIDE - number}: return "{_quoted(_outside(site))}";'
+        for number, site in enumerate(artifact.sites, 1)
+    ]
     lines = [
         f"/* {name}, compiled by Tilewright for {artifact.target}.", *_about(artifact, names),
         "   The result is 0, or a code that "
@@ -279,11 +377,16 @@ def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
         "typedef void (*tilewright_runner)(void *context, tilewright_body body, void *slots, int64_t blocks);", "#endif", "",
         "/* On the calling thread. */", f"int32_t {name}({parameters});",
         "/* On the threads of a runner. */",
-        f"int32_t {name}_with({parameters}, tilewright_runner runner, void *context);", "",
+        f"int32_t {name}_with({parameters}, tilewright_runner runner, void *context);",
+        f"/* Bytes of memory for the arrays between its {len(artifact.launches)} kernel(s); or a code below 0. */",
+        f"int64_t {name}_scratch_bytes({asked});",
+        "/* With these bytes of your memory, at any address; a runner may be NULL. Two calls at once need memory of their own. */",
+        f"int32_t {name}_using({parameters}, void *scratch, int64_t scratch_bytes, tilewright_runner runner, void *context);", "",
         f"static inline const char *{name}_error(int32_t code) {{", "    switch (code) {", '    case 0: return "";',
         f'    case {NO_MEMORY}: return "no memory for scratch arrays";', f'    case {NEGATIVE}: return "a size is negative";',
         f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";', f'    case {NULL}: return "an array with elements is NULL";',
-        f'    case {TOO_LARGE}: return "a number computed from the sizes is more than 64 bits hold";', *codes,
+        f'    case {TOO_LARGE}: return "a number computed from the sizes is more than 64 bits hold";',
+        f'    case {SCRATCH}: return "the scratch memory is NULL or too small";', *codes,
         '    default: return "unknown code";', "    }", "}", "", "#ifdef __cplusplus", "}", "#endif", "#endif", "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -296,7 +399,7 @@ def _quoted(text: str) -> str:
 # -- GPU ------------------------------------------------------------------------------------------------------------
 
 
-def _gpu_files(artifact: Artifact, name: str, target: Target) -> dict[str, bytes]:
+def _gpu_files(artifact: Artifact, name: str, target: Target, embed: Target | None = None) -> dict[str, bytes]:
     _require_plain(artifact)
     names = _ExportNames(artifact)
     files = {f"{name}.ptx": artifact.code.rstrip(b"\0")}
@@ -309,7 +412,30 @@ def _gpu_files(artifact: Artifact, name: str, target: Target) -> dict[str, bytes
     described["code"] = tuple(file for file in (f"{name}.cubin", f"{name}.ptx") if file in files)
     files[f"{name}.h"] = _gpu_header(artifact, name, names).encode()
     files[f"{name}.py"] = _loader(ptx.ExportedGpuProgram, described, name)
+    if embed is not None:
+        files[f"{name}.o"] = native.compile_object(embedded_text(artifact, name, assembled, names.text), embed)
+        files[f"{name}_embedded.h"] = _embedded_header(artifact, name, names, embed).encode()
     return files
+
+
+def _embedded_header(artifact: Artifact, name: str, names: _ExportNames, embed: Target) -> str:
+    guard = f"TILEWRIGHT_{name.upper()}_EMBEDDED_H"
+    codes = [f'    case {number}: return "{_quoted(_message(check, names))}";' for number, check in enumerate(call_checks(artifact), 1)]
+    sizes = [f"   {index}: {names[size]}" for index, size in enumerate((*given_sizes(artifact), *(n for n, _ in artifact.computed)))]
+    sites = [f"   {number}: {_outside(site)}".replace("*/", "* /") for number, site in enumerate(artifact.sites, 1)]
+    if sites:
+        sites = [f"   {FAILURE} is 0 after the launches, or its first int64_t says what lay outside its array; the index and the extent follow:", *sites]
+    lines = [
+        f"/* {name} for {artifact.target}, as data of {name}.o for {embed.name}.", *_about(artifact, names), "   The sizes:", *sizes,
+        "   Load the cubin, or the PTX where that fits no GPU of yours, with cuModuleLoadData; call check; launch all in order on one stream",
+        "   with cuLaunchKernel or cuLaunchKernelEx. A grid with a 0 has nothing to launch. Numbers are passed in their own types, a bool as a byte.", *sites, "*/",
+        f"#ifndef {guard}", f"#define {guard}", "#include <stdint.h>", "", "#ifdef __cplusplus", 'extern "C" {', "#endif", "", C_TYPES, "",
+        f"extern const tilewright_program {name}_program;", "",
+        f"static inline const char *{name}_embedded_error(int32_t code) {{", "    switch (code) {", '    case 0: return "";',
+        f'    case {NEGATIVE}: return "a size is negative";', f'    case {TOO_LARGE}: return "a number computed from the sizes is more than 64 bits or a GPU\'s grid hold";', *codes,
+        '    default: return "unknown code";', "    }", "}", "", "#ifdef __cplusplus", "}", "#endif", "#endif", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
 def _amd_files(artifact: Artifact, name: str) -> dict[str, bytes]:
@@ -394,7 +520,11 @@ def _gpu_header(artifact: Artifact, name: str, names: _ExportNames, api: str = D
     ]  # fmt: skip
     for check in call_checks(artifact):
         relation = {"eq": "==", "le": "<=", "lt": "<"}[check.relation]
-        lines.append(f"/* must hold: {names.text(check.left)} {relation} {names.text(check.right)}: {_message(check)} */".replace("*/ */", "*/"))
+        lines.append(
+            f"/* must hold: {names.text(check.left)} {relation} {names.text(check.right)}: {_message(check, names)} */".replace(
+                "*/ */", "*/"
+            )
+        )
     lines += [f"/* {names[computed]} is {names.text(value)} */" for computed, value in artifact.computed]
     for array in artifact.scratch:
         count = _c_size(product(array.shape) * array.dtype.itemsize, names)

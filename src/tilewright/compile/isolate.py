@@ -345,7 +345,8 @@ def _encode_error(error: BaseException) -> str:
         items = [
             (d.code, (f"{d.span.place()}: " if d.span.line else "") + d.message, d.help, d.severity) for d in error.diagnostics
         ]
-        return json.dumps([type(error).__name__, items])
+        kind = next((name for name, kind in _ERROR_KINDS.items() if isinstance(error, kind)), "CompilerBug")
+        return json.dumps([kind, items])
     text = "".join(traceback.format_exception(error)).rstrip()
     return json.dumps(["CompilerBug", [("TW040", f"an unexpected error in an isolated compilation:\n{text}", "", "error")]])
 

@@ -7,23 +7,20 @@ most, that the artifact keeps: `tilewright inspect` and `check` print them, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING
 
 from tilewright.analysis.contraction import find_contraction
-from tilewright.analysis.lookalikes import Lookalike, lookalike
-from tilewright.analysis.nest_facts import NestFacts
-from tilewright.analysis.serial_loops import serial_notes
 from tilewright.base.errors import Diagnostic, Note, note_of
 from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel
+from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor
-from tilewright.passes.choose.refusals import product_refusal, refused_attention
-from tilewright.passes.program.split_reductions import would_split
-from tilewright.passes.program.split_scans import would_split_scan
-from tilewright.passes.rows.cut_rows import would_cut
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.passes.schedules.plans import Plans
+
+if TYPE_CHECKING:
+    from tilewright.analysis.lookalikes import Lookalike
 
 
 def program_notes(program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> tuple[Note, ...]:
@@ -39,6 +36,13 @@ def program_notes(program: Program, plans: Plans, target: Target, sizes: Mapping
 
 
 def _kernel_notes(kernel: Kernel, target: Target, sizes: Mapping[str, int], name: str) -> list[Diagnostic]:
+    if kernel.opcodes.isdisjoint(("reduce", "for", "while", "accumulate", "atomic")):
+        return []  # no loop inside: what follows need not be loaded
+    from tilewright.analysis.lookalikes import lookalike
+    from tilewright.analysis.nest_facts import NestFacts
+    from tilewright.analysis.serial_loops import serial_notes
+    from tilewright.passes.program.split_scans import would_split_scan
+
     facts = NestFacts(kernel, sizes, name)
     look = lookalike(facts)
     if look is not None:
@@ -47,7 +51,17 @@ def _kernel_notes(kernel: Kernel, target: Target, sizes: Mapping[str, int], name
             return [note]
     if would_split_scan(kernel, target, sizes):
         return []
-    return serial_notes(facts, target.simt, would_split(kernel, target, sizes) or would_cut(kernel, target, sizes))
+    return serial_notes(facts, target.simt, _is_cut(kernel, target, sizes))
+
+
+def _is_cut(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> bool:
+    """Whether several blocks share a sum of the kernel."""
+    if not any(op.opcode == "reduce" for op in walk(kernel.body)):
+        return False
+    from tilewright.passes.program.split_reductions import would_split
+    from tilewright.passes.rows.cut_rows import would_cut
+
+    return would_split(kernel, target, sizes) or would_cut(kernel, target, sizes)
 
 
 def _packed_notes(call: KernelCall, plan: GpuProduct, inputs: Set[str]) -> list[Diagnostic]:
@@ -85,6 +99,8 @@ def _odd_rows(array: Tensor, facts: Mapping[str, int]) -> str:
 
 
 def _not_recognised(look: Lookalike, kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Diagnostic | None:
+    from tilewright.passes.choose.refusals import product_refusal, refused_attention
+
     reason, help = refused_attention(kernel, target) if look.kind == "attention" else product_refusal(kernel, target, sizes)
     if not reason:
         return None

@@ -55,7 +55,7 @@ def serialise(artifact: Artifact) -> bytes:
         "sites": [[s.kernel, s.opcode, s.array, s.axis, s.rank, s.place, s.excerpt] for s in artifact.sites],
         "schedule": artifact.schedule,
         "notes": [[n.code, n.message, n.help, n.path, n.line, n.column, n.end_column, n.text] for n in artifact.notes],
-        "small": [[[list(axis) for axis in nest.sums], [list(axis) for axis in nest.around]] for nest in artifact.small],
+        "small": [[[list(axis) for axis in nest.sums], [list(axis) for axis in nest.around], nest.most] for nest in artifact.small],
         "is_sized": artifact.is_sized,
     }
     text = json.dumps(head, separators=(",", ":")).encode()
@@ -98,7 +98,7 @@ def deserialise(data: bytes) -> Artifact:
             sites=tuple(IndexSite(*site) for site in head["sites"]),
             schedule=head["schedule"],
             notes=tuple(Note(*note) for note in head["notes"]),
-            small=tuple(SmallSums(_axes(sums), _axes(around)) for sums, around in head["small"]),
+            small=tuple(SmallSums(_axes(sums), _axes(around), most) for sums, around, most in head["small"]),
             is_sized=head["is_sized"],
         )
     except (KeyError, TypeError, UnicodeDecodeError) as error:

@@ -7,6 +7,7 @@ The key of an artifact is the IR's text, so whatever the kernel captured is in i
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from tilewright.base import levels
 from tilewright.base.artifact import Artifact
@@ -14,6 +15,7 @@ from tilewright.base.source import Span
 from tilewright.base.target import Target
 from tilewright.codegen.host.interpreter import abi_key
 from tilewright.compile import driver
+from tilewright.compile.collection import no_collection
 from tilewright.compile.store import STORE
 from tilewright.ir.nodes import walk
 from tilewright.ir.program import Program
@@ -50,10 +52,15 @@ def addressed(program: Program, target: Target) -> Program:
     return with_level(address_explicit(program, target, Trace()), levelled(program, target))
 
 
+def said_simt_level(program: Program) -> str:
+    """The level that an explicit kernel names; empty where it names none."""
+    said = (call.kernel.attrs.get("optimize", "") for call in program.calls)
+    return next((str(word) for word in said if word), "")
+
+
 def levelled(program: Program, target: Target) -> Target:
     """The target at the optimisation level that holds for an explicit kernel."""
-    said = (call.kernel.attrs.get("optimize", "") for call in program.calls)
-    return levels.at(target, next((str(word) for word in said if word), ""))
+    return levels.at(target, said_simt_level(program))
 
 
 def compile_simt(program: Program, target: Target) -> Artifact:
@@ -61,13 +68,42 @@ def compile_simt(program: Program, target: Target) -> Artifact:
     _check(program)
     target = levelled(program, target)
     key = simt_key(program, target)
+    return STORE.get_or_build(key, lambda: FinalSimt(program, target, key).build())
 
-    def built() -> Artifact:
+
+def final_simt(program: Program, target: Target) -> Artifact | FinalSimt:
+    """The artifact where it was compiled before; else the kernel after all passes."""
+    _check(program)
+    target = levelled(program, target)
+    key = simt_key(program, target)
+    with no_collection():
+        return STORE.find(key) or FinalSimt(program, target, key)
+
+
+class FinalSimt:
+    """An explicit kernel after all passes, each verified: what is left is to make code of it."""
+
+    def __init__(self, program: Program, target: Target, key: str) -> None:
+        self._target, self._key = target, key
+        self._program = addressed(_lowered(program, target), target)
+        self._text = ""
+
+    def quick(self) -> Artifact:
+        """Code for a CPU that is soon there: at level `O0`. It is kept nowhere."""
         from tilewright.compile import build
 
-        return build.build_artifact(addressed(_lowered(program, target), target), target, key, entry=False)
+        self._text = build.llvm_text(self._program, self._target)[0]
+        return build.build_artifact(self._program, replace(self._target, level="O0"), self._key, entry=False, text=self._text)
 
-    return STORE.get_or_build(key, built)
+    def keep(self, verify: bool = False) -> Artifact:
+        """The artifact at the kernel's own level, kept in memory and on disk."""
+        return STORE.get_or_build(self._key, self.build)
+
+    def build(self) -> Artifact:
+        """The same, kept nowhere."""
+        from tilewright.compile import build
+
+        return build.build_artifact(self._program, self._target, self._key, entry=False, text=self._text)
 
 
 def simt_key(program: Program, target: Target) -> str:

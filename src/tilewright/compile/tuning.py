@@ -59,6 +59,8 @@ NEAREST = 8
 """Shapes looked at."""
 NEAR = 2.0
 """How many doublings away what was measured still speaks for candidates without a cost model."""
+LOOPS = "family=loops"
+"""What schedules of loop nests begin with; alone it is the compiler's own choice."""
 _FORMAT = 1
 _SUFFIX = ".json"
 _STALE_SECONDS = 3600
@@ -80,6 +82,9 @@ class Measurement:
     rounds: int = 1
     """How often it was measured. One quick measurement may be lucky: where some schedules were measured more often, they are compared."""
 
+    def __repr__(self) -> str:
+        return f"<{self.schedule}: {self.error or f'{self.seconds * 1e6:.1f} µs'}>"
+
     @property
     def ok(self) -> bool:
         return not self.error
@@ -92,6 +97,9 @@ class TuningTable:
     kernel: str
     target: str
     entries: tuple[Measurement, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<tuning table of {self.kernel} for {self.target}: {len(self.entries)} measurements>"
 
     def with_entries(self, new: Iterable[Measurement]) -> TuningTable:
         """The table with these added; the newest measurement of a schedule at a shape stays."""
@@ -124,6 +132,7 @@ def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ran
     ranked = ranking(extents)
     if not ranked:
         return ""
+    table = replace(table, entries=tuple(m for m in table.entries if not m.schedule.startswith(LOOPS)))
     listed = {s.describe() for s in ranked}
     entries = [m for m in table.entries if m.version == version or m.schedule in listed]
     bad = {m.schedule for m in entries if not m.ok}
@@ -147,6 +156,14 @@ def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ran
     estimates = {text: _estimate(s, text, ranked if extents else (), shapes) for text, s in candidates.items()}
     best = min(estimates, key=lambda text: estimates[text], default="")
     return first if first in estimates and estimates[first] + math.log2(CLEARLY) <= estimates[best] else best
+
+
+def advise_loops(table: TuningTable, extents: Extents, version: str) -> str:
+    """The schedule of loops for a call with these extents: the fastest where it, or one at most NEAR doublings away, was measured by this compiler; empty for the compiler's own choice."""
+    own = [m for m in table.entries if m.schedule.startswith(LOOPS) and m.version == version]
+    bad = {m.schedule for m in own if not m.ok}
+    found = advise_listed(replace(table, entries=tuple(own)), extents, [LOOPS, *(m.schedule for m in own if m.schedule not in (LOOPS, *bad))])
+    return "" if found == LOOPS else found
 
 
 def advise_listed(table: TuningTable, extents: Extents, listed: Sequence[str]) -> str:
@@ -261,6 +278,10 @@ class TuningStore:
             self._known[key] = self._read(key)
         return self._known[key]
 
+    def is_used(self) -> bool:
+        """Whether there may be tables: in this process, or on disk."""
+        return any(self._known.values()) or (self.directory is not None and self.directory.is_dir())
+
     def tables(self) -> dict[str, TuningTable]:
         """All tables, by their keys: those on disk, and those of this process."""
         on_disk = sorted(self.directory.glob(f"*{_SUFFIX}")) if self.directory is not None and self.directory.is_dir() else []
@@ -353,6 +374,11 @@ def use_store(chosen: TuningStore | None) -> None:
 def look_up(key: str) -> TuningTable | None:
     """The table of a kernel, unless `TILEWRIGHT_TUNING` is off."""
     return store().get(key) if enabled() else None
+
+
+def has_any() -> bool:
+    """Whether there may be tables at all."""
+    return enabled() and store().is_used()
 
 
 def enabled() -> bool:

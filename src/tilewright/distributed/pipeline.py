@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tilewright.base import dtypes
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public_methods
 from tilewright.distributed.data_parallel import (
     DataParallel,
     is_kernel,
@@ -89,6 +89,7 @@ class PipelineStep:
         return f"{self.stage} on {self.device}: {self.start}..{self.stop}, {self.begin * 1e3:.3f}..{self.end * 1e3:.3f} ms"
 
 
+@public_methods("__init__", "__call__")
 class Pipeline:
     """Stages on devices. `last` says what ran where and when in the latest call."""
 

@@ -72,20 +72,21 @@ def require_array_device(name: str | None, what: str) -> ArrayDevice:
     return found
 
 
-def as_dtype(dtype: object) -> DType:
-    """A dtype given as ours, by name or as NumPy's."""
+def as_dtype(dtype: object, with_complex: bool = False) -> DType:
+    """A dtype given as ours, by name or as NumPy's; a complex one only where those are taken."""
     if isinstance(dtype, str) and dtypes.is_name(dtype):
         dtype = dtypes.by_name(dtype)
     if isinstance(dtype, DType):
         if dtype.is_packed:
             raise UserError.at("TW005", f"{dtype} is a type of packed blocks, which tw.quantize makes", help="make an array of f32, and pack it with tw.quantize")
-        if dtype.is_complex:
-            raise UserError.at("TW009", f"{dtype} is no dtype of arrays in a device's memory", help="make an array of floats with one more axis, of extent 2; kernels take complex arrays of NumPy")
-        return dtype
-    try:
-        found = dtypes.from_numpy(np.dtype(dtype))  # type: ignore[call-overload]
-    except TypeError:
-        found = None
+        found: DType | None = dtype
+    else:
+        try:
+            found = dtypes.of_array(np.dtype(dtype))  # type: ignore[call-overload]
+        except TypeError:
+            found = None
+    if found is not None and found.is_complex and not with_complex:
+        raise UserError.at("TW009", f"complex numbers are not taken here, and dtype is {found}", help="use an array of floats with one more axis, of extent 2")
     if found is None:
         raise UserError.at("TW009", f"{dtype!r} is no dtype of arrays", help="use tw.f32, 'f32', numpy.float32 …")
     return found
@@ -126,7 +127,7 @@ def allocate(
             return gpu.empty(shape, dtype)
     if pinned and managed:
         raise UserError.at("TW016", "memory is pinned or managed, not both")
-    extents, kind = as_shape(shape), as_dtype(dtype)
+    extents, kind = as_shape(shape), as_dtype(dtype, with_complex=True)
     if pinned and (device not in (None, "cpu") or device_named("auto") is not None):
         return require_array_device(device, "pinned memory").empty_pinned(extents, kind)
     if managed:
@@ -150,7 +151,7 @@ def array(values: object, dtype: object = None, device: str | None = None) -> An
 
     Without `device` it is where the values are, or on the default device when they are on the host.
     """
-    kind = None if dtype is None else as_dtype(dtype)
+    kind = None if dtype is None else as_dtype(dtype, with_complex=True)
     source = _read(values, kind)
     if isinstance(source, DeviceArray):
         place = source.device.id if device is None else device
@@ -161,7 +162,7 @@ def array(values: object, dtype: object = None, device: str | None = None) -> An
 
 def asarray(values: object, dtype: object = None, device: str | None = None) -> Any:
     """An array with these values, without a copy where dtype and device allow it."""
-    kind = None if dtype is None else as_dtype(dtype)
+    kind = None if dtype is None else as_dtype(dtype, with_complex=True)
     source = _read(values, kind)
     if isinstance(source, DeviceArray):
         source = source if kind is None else source.astype(kind, copy=False)
@@ -190,11 +191,11 @@ def _read(values: object, kind: DType | None) -> Any:
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UserError.at("TW009", f"the values are no array: {error}") from None
     if kind is not None and found.dtype != kind.numpy:
-        if kind.kind == "q" or found.dtype.kind not in "biufV" or found.dtype.names is not None:
+        if kind.kind == "q" or found.dtype.kind not in ("biufcV" if kind.is_complex else "biufV") or found.dtype.names is not None:
             raise UserError.at("TW009", f"values of {found.dtype} cannot be an array of {kind}")
         found = found.astype(kind.numpy)
-    if kind is None and dtypes.from_numpy(found.dtype) is None:
-        raise UserError.at("TW009", f"arrays of {found.dtype} are not supported", help="convert them to a bool, integer or float dtype")
+    if kind is None and dtypes.of_array(found.dtype) is None:
+        raise UserError.at("TW009", f"arrays of {found.dtype} are not supported", help="convert them to a bool, integer, float or complex dtype")
     return found
 
 

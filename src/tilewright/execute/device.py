@@ -28,6 +28,9 @@ class Device:
     def __str__(self) -> str:
         return self.id
 
+    def __repr__(self) -> str:
+        return f"<device {self.id}: {self.name}, {self.target.name}>" if self.target.name not in self.name else f"<device {self.id}: {self.name}>"
+
     @property
     def type(self) -> str:
         """The same as `kind`."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tilewright.base import registry
-from tilewright.base.errors import UserError
-from tilewright.base.target import Target
+from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.target import CHIPS, Target, parse_target
 from tilewright.execute.device import Device, array_device, own_memory
 from tilewright.execute.kinds import kind_of, kinds
 from tilewright.runtime.exchange.libraries import foreign_device, is_foreign
@@ -86,7 +86,7 @@ def default_device() -> str:
 
 
 def find_device(name: str | Device) -> Device:
-    """The device a user named. `auto` is the first GPU that is not lost, else the CPU; `gpu` and `gpu:1` are GPUs whatever their make."""
+    """The device a user named. `auto` is the first GPU that is not lost, else the CPU; `gpu` and `gpu:1` are GPUs whatever their make, `h100` one of that kind."""
     if isinstance(name, Device):
         if name.kind == "emulator":
             return name  # Its target may be any.
@@ -99,10 +99,26 @@ def find_device(name: str | Device) -> Device:
     if kind == "gpu" and not registry.is_registered("gpu"):
         kind = registry.accelerator()
         name = f"{kind}:{rest}" if rest else kind
+    if kind.lower() in CHIPS and not registry.is_registered(kind):
+        return _chip(kind, rest)
     found: Device | None = registry.load(kind).find(name) if registry.is_registered(kind) else None
     if found is None:
         raise UserError.at("TW030", f"unknown device '{name}'", help=f"use {registry.usage()}")
     return found
+
+
+def _chip(chip: str, rest: str) -> Device:
+    """`h100`, `h100:1`: a GPU of this machine that runs code made for that chip."""
+    target = parse_target(chip).name
+    here = [device for device in compute_devices() if device.target.name == target]
+    place = int(rest) if rest.isdecimal() else 0 if not rest else -1
+    if 0 <= place < len(here):
+        return here[place]
+    name = f"{chip}:{rest}" if rest else chip
+    raise DeviceError.at(
+        "TW030", f"device '{name}' is not present: this machine has {len(here) or 'no'} GPU{'s' * (len(here) != 1)} for {target}",
+        help=f"compile(…, target='{chip}') makes its code without a GPU; device='emulator' runs it",
+    )  # fmt: skip
 
 
 def _automatic() -> Device:

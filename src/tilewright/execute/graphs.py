@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.errors import DeviceError, UserError, public_methods
 from tilewright.execute.calls.named_numbers import named
 from tilewright.execute.devices import Device, array_device, device_of, find_device, kind_of
 from tilewright.execute.kernel import Kernel, leave_direct_ways
@@ -32,6 +32,7 @@ from tilewright.runtime.exchange.libraries import is_array
 from tilewright.runtime.memory.device_array import ArrayDevice, DeviceArray
 
 
+@public_methods("__call__")
 class Graph:
     """Recorded calls. `replay` runs them all; inputs given a name can be exchanged."""
 

@@ -18,12 +18,23 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from tilewright.base import registry
 from tilewright.base.artifact import Artifact
 from tilewright.base.dtypes import DType
-from tilewright.base.errors import Diagnostics, UserError
+from tilewright.base.errors import Diagnostics, UserError, public, public_methods
 from tilewright.base.target import Target, parse_target
+from tilewright.compile import tiers
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
 from tilewright.execute.asynchronous import is_special, special_call
+from tilewright.execute.calls.described import stand_in
 from tilewright.execute.calls.index_checks import check_flags
 from tilewright.execute.calls.run import Runner
+from tilewright.execute.calls.struct_arrays import (
+    CALL_WORDS,
+    StructCalls,
+    StructForm,
+    any_struct,
+    calls_of,
+    form_of,
+    names_structs,
+)
 from tilewright.execute.devices import (
     Device,
     array_device,
@@ -33,6 +44,7 @@ from tilewright.execute.devices import (
     when_default_changes,
 )
 from tilewright.execute.dispatch_devices import checked_spread, spans_devices, spread_call
+from tilewright.execute.speed_warnings import strided_fields
 from tilewright.frontend.python.defaults import wrong_signature
 from tilewright.frontend.python.kernel_options import attributes_of, check_options
 from tilewright.frontend.python.kernels import parse_function
@@ -83,6 +95,7 @@ def _leave_while_special() -> None:
 when_default_changes(leave_direct_ways)
 
 
+@public_methods("__init__")
 class Kernel(Entry, Generic[P, R]):
     """A kernel written in Python. Call it like the function it was; `out=`, `device=`, `tune=`, `asynchronous=` and `stream=` are extra."""
 
@@ -128,12 +141,15 @@ class Kernel(Entry, Generic[P, R]):
         attributes: tuple[KernelAttribute, ...] | None = None,
         check: bool = False,
         packed: Mapping[str, DType] | None = None,
+        tree: Function | None = None,
     ) -> None:
+        """`tree`: the kernel, where it is not that of the function's source."""
         self._general_function = self._general
         self._in_order_function = self._in_order
         super().__init__(self._general_function)
         functools.update_wrapper(self, function)
-        keep_source(inspect.unwrap(function))
+        if tree is None:
+            keep_source(inspect.unwrap(function))
         check_options({"device": device, "precision": precision, "schedule": schedule, "asynchronous": asynchronous, "launches": launches})
         self._attributes = reduction(reduce, axis) if attributes is None else attributes
         self.check = check
@@ -157,7 +173,7 @@ class Kernel(Entry, Generic[P, R]):
         self._direct: list[object] = [None]
         """Machine code that takes all arguments in order, once there is some."""
         self._arranger: Callable[..., object] | None = None
-        self._runner: Runner | None = None
+        self._runner: Runner | None = None if tree is None else Runner(tree, precision, schedule, watchdog, launches or 0, check)
         message = wrong_signature(function)
         if message:
             raise UserError.at("TW009", message, self.function.span)  # unless reading it finds the very place
@@ -169,6 +185,9 @@ class Kernel(Entry, Generic[P, R]):
         """Parameters that are given the bytes of packed blocks, and of which dtype those are."""
         self._with_packed: dict[tuple[tuple[str, str], ...], Kernel[P, R]] = {}
         """The kernels that take calls with packed blocks, by parameters and dtypes."""
+        self._with_structs: dict[StructForm, tuple[Kernel[..., Any], StructCalls]] = {}
+        """The kernels that take calls with structs, as their fields, by what those are."""
+        self._names_structs: bool | None = None
 
     @property
     def function(self) -> Function:
@@ -222,6 +241,7 @@ class Kernel(Entry, Generic[P, R]):
             raise UserError.at("TW008", f"{self.__name__} is missing {', '.join(map(repr, missing))}", span)
         return {name: values[name] for name in names}
 
+    @public
     def _in_order(self, *args: object, **keywords: object) -> object:
         """The general path for a call that was arranged before."""
         return self._general(*args[: self._positional], **dict(zip(self._names[self._positional :], args[self._positional :], strict=False)), **keywords)
@@ -263,6 +283,55 @@ class Kernel(Entry, Generic[P, R]):
         self.runner.last = other.runner.last
         return result
 
+    def _named_structs(self) -> bool:
+        """Whether its text names structs: it is then never called without them."""
+        if self._names_structs is None:
+            self._names_structs = names_structs(self.function)
+        return self._names_structs
+
+    def _without_structs(self, args: tuple[object, ...], keywords: dict[str, object]) -> tuple[Kernel[..., Any], StructCalls, list[object]]:
+        """The kernel of a call's fields, and its arguments in order."""
+        values = self._bind(args, keywords)
+        form = form_of(self.function, values)
+        found = self._with_structs.get(form)
+        if found is None:
+            calls = calls_of(self.function, form)
+
+            def stand_in() -> None:
+                """Its text is `calls.split.function`."""
+
+            stand_in.__name__, stand_in.__qualname__ = self.__name__, self.__qualname__
+            stand_in.__signature__ = calls.signature()  # type: ignore[attr-defined]
+            other: Kernel[..., Any] = Kernel(
+                stand_in, self.device, self.precision, self.schedule, self.asynchronous, self.watchdog, launches=self.launches or None,
+                attributes=self._attributes, check=self.check, tree=calls.split.function,
+            )  # fmt: skip
+            found = self._with_structs[form] = other, calls
+        return *found, found[1].arguments(values)
+
+    def _struct_call(self, args: tuple[object, ...], keywords: dict[str, object]) -> object:
+        """A call with structs is one with their fields, of a kernel for these layouts."""
+        words = {name: keywords[name] for name in CALL_WORDS if name in keywords and name not in self._names}
+        if self.spread or spans_devices(words.get("device")):
+            raise UserError.at("TW016", f"{self.__name__} has structs among its arguments, and is spread over devices", self.function.span, "call it on one device")
+        other, calls, arguments = self._without_structs(args, {n: v for n, v in keywords.items() if n not in words})
+        out = words.pop("out", None)
+        makes = any(layout is not None for layout in calls.split.results)
+        if makes and (self.asynchronous or words.get("asynchronous") or words.get("stream") is not None):
+            raise UserError.at("TW016", f"{self.__name__} returns structs, which calls that do not wait cannot make", self.function.span, "write to arrays given as tw.InOut")
+        given, copies = (None, []) if out is None else calls.given(out)
+        with strided_fields():
+            found = other(*arguments, **words) if out is None else other(*arguments, out=given, **words)
+        if out is None:
+            result: object = calls.gathered(found)
+        else:
+            for part, made in copies:
+                part[...] = made
+            result = out
+        self.runner.last = other.runner.last
+        return result
+
+    @public
     def _general(self, *args: object, **keywords: object) -> object:
         if args and is_tensor(args[0]):
             result = self._quick_tensors(args, keywords)
@@ -270,6 +339,8 @@ class Kernel(Entry, Generic[P, R]):
                 return result
         if any(type(value) is PackedArray for value in (*args, *keywords.values())):
             return self._packed_call(args, keywords)
+        if any_struct((*args, *keywords.values())) or self._named_structs():
+            return self._struct_call(args, keywords)
         asked = keywords.get("device", self.spread)
         if asked is not None and "device" not in self._names and spans_devices(asked):
             return spread_call(self, asked, args, keywords)
@@ -294,7 +365,7 @@ class Kernel(Entry, Generic[P, R]):
             from tilewright.execute.tune import ensure_tuned
 
             if ensure_tuned(self.function, values, device, self.precision):
-                self.forget_programs()
+                self.take_tuned(device)
         if (not FAST_PATH_OFF.value or not is_capturing() or host_recorder() is not None) and has_host_tensors([*values.values(), out]):
             result = self.runner.run({n: as_array(v) for n, v in values.items()}, device, as_array(out))
             self._takes_tensors = True
@@ -316,7 +387,8 @@ class Kernel(Entry, Generic[P, R]):
         """From now on calls like the latest go straight to the code that just ran, where its device is the usual one."""
         if self.device not in (None, device.id) or default_device() != device.id:
             return
-        calls = self.runner.calls(device)
+        runner = self.runner
+        calls = runner.calls(device)
         entry = calls.entry(device, self._launch or self._rest())
         if entry is None:
             return
@@ -325,6 +397,8 @@ class Kernel(Entry, Generic[P, R]):
         self._go_straight(lending or entry)
         _direct.add(self)
         _leave_while_special()
+        if self._runner is not runner:
+            self.enter(self._general_function)  # programs were forgotten meanwhile, by another thread
 
     def _quick_tensors(self, args: tuple[object, ...], keywords: dict[str, object]) -> object:
         """A call with tensors in host memory like those made before, on the CPU; `NotImplemented` when it is another one."""
@@ -354,24 +428,48 @@ class Kernel(Entry, Generic[P, R]):
         return self._bind(args, keywords)
 
     def forget_programs(self) -> None:
-        """Choose code anew at the next call, as after tuning."""
-        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog, self.launches, self.check, self.packed)
+        """Choose code anew at the next call, and know nothing of those before."""
+        self._choose_anew(None)
+
+    def _choose_anew(self, last: Artifact | None) -> None:
+        new = Runner(self.function, self.precision, self.schedule, self.watchdog, self.launches, self.check, self.packed)
+        new.last = last
+        self._runner = new
         self._launch = None
         self.enter(self._general_function)
+
+    def take_tuned(self, device: Device) -> None:
+        """Choose code anew, for what was measured on a device. In tiers, calls go on with the code they have until the background has made the new one."""
+
+        def swap() -> None:
+            self._choose_anew(None if self._runner is None else self._runner.last)
+
+        calls = None if self._runner is None else self._runner.by_kind.get(device.kind)
+        running = () if calls is None else calls.wanted
+        if running and device.target.is_host and tiers.hold(self.function):
+            tiers.add(tiers.TunedCode(self.function, running, device.target, swap))
+        else:
+            swap()
 
     # -- looking inside -----------------------------------------------------------------------------------------
 
     def _signature(self, args: tuple[object, ...], keywords: dict[str, object], target: Target) -> Signature:
-        values = self._bind(args, keywords)
+        values = {name: stand_in(value) for name, value in self._bind(args, keywords).items()}
         return self.runner.signature(self.runner.arguments(values, target.is_gpu), target.is_gpu)
 
     def stages(self, *args: object, target: str = "cpu", **keywords: object) -> Compilation:
-        """Every stage of compiling for these arguments."""
+        """Every stage of compiling for these arguments. A text describes one: `"f32[64,*,128]"`."""
+        if any_struct((*args, *keywords.values())) or self._named_structs():
+            other, _, arguments = self._without_structs(args, keywords)
+            return other.stages(*arguments, target=target)
         chosen = parse_target(target)
         return compile_stages(self.function, self._signature(args, keywords, chosen), chosen)
 
     def compile(self, *args: object, target: str = "cpu", **keywords: object) -> Artifact:
-        """The artifact for these arguments: PTX for GPU targets, an object for CPUs."""
+        """The artifact for these arguments: PTX for GPU targets, an object for CPUs. A text describes one: `"f32[64,*,128]"`."""
+        if any_struct((*args, *keywords.values())) or self._named_structs():
+            other, _, arguments = self._without_structs(args, keywords)
+            return other.compile(*arguments, target=target)
         chosen = parse_target(target)
         return compile_kernel(self.function, self._signature(args, keywords, chosen), chosen)
 

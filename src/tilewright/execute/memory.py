@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.base import registry
 from tilewright.base.dtypes import DType, f32
-from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.errors import DeviceError, UserError, public_methods
 from tilewright.execute.arrays import as_dtype, as_shape, current_stream, device_named, require_array_device
 from tilewright.runtime.core import streams
 from tilewright.runtime.memory.device_array import ArrayDevice, DeviceArray
@@ -37,6 +37,7 @@ def parse_size(size: int | str, name: str) -> int:
     return size
 
 
+@public_methods("__enter__", "__exit__")
 class Pool:
     """A memory pool of one device. `with pool:` new arrays of this thread come from it.
 
@@ -71,7 +72,7 @@ class Pool:
                 return made
         self._gpu.push_pool(self._pool)
         try:
-            return self._gpu.empty(as_shape(shape), as_dtype(dtype), current_stream(self._gpu))
+            return self._gpu.empty(as_shape(shape), as_dtype(dtype, with_complex=True), current_stream(self._gpu))
         finally:
             self._gpu.pop_pool()
 
@@ -142,7 +143,7 @@ class HostPool(Pool):
 
     def allocate(self, shape: int | Sequence[int], dtype: object = f32) -> Any:
         """A new array of this pool, with undefined contents."""
-        return self._memory.make(as_shape(shape), as_dtype(dtype))
+        return self._memory.make(as_shape(shape), as_dtype(dtype, with_complex=True))
 
     def free(self, array: Any) -> None:
         """The array is done with; freeing it again is an error."""

@@ -149,6 +149,8 @@ class ArrayPlace(DevicePlace):
         if not is_on_device(value):
             return self.runtime.from_numpy(_contiguous(name, value), stream=self.place.stream)
         wrapped = self.runtime.wrap(value, self.place.stream)
+        if wrapped.dtype.is_complex:
+            read_argument(name, wrapped)  # refuses it
         if wrapped.is_contiguous:
             return wrapped
         own = self.runtime.empty(wrapped.shape, wrapped.dtype, self.place.stream)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 import numpy as np
 
 from tilewright.base.dtypes import DType, u64
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public, public_methods
 from tilewright.execute.arrays import allocate, as_dtype, as_shape
 from tilewright.execute.devices import array_device, default_device, find_device
 from tilewright.execute.kernel import Kernel, kernel
@@ -48,11 +48,12 @@ def _word(name: str) -> Callable[[Callable[..., Any]], RandomFunction]:
 
     def mark(function: Callable[..., Any]) -> Any:
         function.__simt__ = f"random.{name}"  # type: ignore[attr-defined]
-        return staticmethod(function)
+        return staticmethod(public(function))
 
     return mark
 
 
+@public_methods("__call__")
 class RandomFunctions:
     """Random numbers: Philox 4x32-10, by seed and index. docs/random.md has the law.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,10 +84,23 @@ def contiguous(name: str, array: np.ndarray, span: Span = NOWHERE) -> np.ndarray
     return np.ascontiguousarray(array)
 
 
+_fields: ContextVar[bool] = ContextVar("fields of structs", default=False)
+
+
+@contextmanager
+def strided_fields() -> Iterator[None]:
+    """Inside, copies of arrays that lie apart are not told: fields of structs do, and nobody can pass them otherwise."""
+    token = _fields.set(True)
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
 def copied(name: str, array: np.ndarray, span: Span, reason: str, help: str = "") -> None:
     """A call copies an array because of how it lies: say so."""
     chosen = mode()
-    if chosen == "off":
+    if chosen == "off" or _fields.get():
         return
     found = Diagnostic(
         "TW063", f"'{name}' ({array.dtype}, shape {list(array.shape)}) is copied at every call: {reason}", span,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public_methods
 from tilewright.execute.devices import Device, array_device, find_device
 from tilewright.runtime.core import streams
 from tilewright.runtime.core.device import DeviceEvent
@@ -21,6 +21,7 @@ from tilewright.runtime.core.host_queue import HostQueue
 from tilewright.runtime.exchange.libraries import SharedStream, foreign_stream
 
 
+@public_methods("__init__")
 class Stream(SharedStream):
     """A queue of work on a device. `with stream:` sends the work of this thread there.
 
@@ -166,6 +167,7 @@ class Stream(SharedStream):
         return f"Stream({self.device}{shown}{f', priority {self.priority}' if self.priority else ''})"
 
 
+@public_methods("__init__")
 class Event:
     """A point in a stream: `record` sets it, `done` and `synchronize` ask for it, `elapsed` measures to a later one."""
 

@@ -80,7 +80,7 @@ def _check_target(gpu: ArrayDevice, out: Any) -> None:
 
 
 def _in(gpu: ArrayDevice, source: np.ndarray, out: Any, stream: int) -> GpuFuture[Any]:
-    dtype: DType | None = dtypes.from_numpy(source.dtype)
+    dtype: DType | None = dtypes.of_array(source.dtype)
     if dtype is None:
         raise UserError.at("TW009", f"arrays of {source.dtype} are not supported on a device")
     target = out if out is not None else gpu.empty(source.shape, dtype, stream)

@@ -1,8 +1,9 @@
-"""Tuning: measure schedules of a contraction on the device itself and keep what was learnt.
+"""Tuning: measure schedules of a kernel on the device itself and keep what was learnt.
 
 In: a kernel and the arguments of a call; out: a `Tuning`, and a table on disk that later calls, also of other sizes, choose by
 (`compile/tuning.py`). The search (`execute/tune_search.py`) first measures what the cost model lists, best first, then climbs to neighbours (other
-tiles, stages, raster, waiting, turns). Every result is compared with that of the model's first choice; a schedule that is wrong or fails is kept in
+tiles, stages, raster, waiting, turns). Of kernels without a contraction (maps, rows, reductions, windows, scans) it measures other numbers for the
+parameters of their loop nests, those that make other code (`passes/schedules/loop_words.py`). Every result is compared with that of the model's first choice; a schedule that is wrong or fails is kept in
 the table as such and never used.
 
 On a GPU one thread compiles ahead while another schedule is measured (LLVM works outside Python's lock, one module at a time). On a CPU
@@ -14,14 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from tilewright.base.errors import TilewrightError, UserError
 from tilewright.base.target import Target
 from tilewright.compile import tuning
-from tilewright.compile.driver import Signature, compile_kernel, compiler_version, contraction_schedules
+from tilewright.compile.driver import Signature, compile_kernel, compiler_version, contraction_schedules, loop_schedules
 from tilewright.compile.tuning import Extents
 from tilewright.execute.arrays import to_device
 from tilewright.execute.calls.arguments import ReadArgument
@@ -31,7 +32,7 @@ from tilewright.execute.calls.run import Runner
 from tilewright.execute.devices import Device, array_device, default_device, device_of, find_device, kind_of, own_memory
 from tilewright.execute.simt.kernels import GpuKernel
 from tilewright.execute.simt.tuning import tune_kernel
-from tilewright.execute.tune_search import Report, TableLedger, Tuning, difference, search
+from tilewright.execute.tune_search import Candidate, Report, TableLedger, Tuning, difference, search
 from tilewright.runtime.memory.device_array import DeviceArray
 from tilewright.tree.syntax import Function
 
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
     from tilewright.base.artifact import Artifact
     from tilewright.passes.schedules.matrix import MatrixSchedule
 
+_LOOKING = 0.3
+"""Part of the budget after which no more ways to run loop nests are looked for."""
+
+
 def tune(
-    kernel: TunableKernel | GpuKernel[...],
+    kernel: TunableKernel | GpuKernel[...] | Callable[..., object],
     *args: object,
     budget: float = 30.0,
     out: object = None,
@@ -52,12 +57,21 @@ def tune(
     """Measure schedules of the kernel for these arguments, at most about `budget` seconds, and keep the results for all later calls.
 
     `out` receives the kernel's result, as in a call. `progress` is called after each schedule. Of an explicit kernel, its `choices` are measured
-    on the arguments, which are afterwards what they were.
+    on the arguments, which are afterwards what they were. A primitive, such as `tw.scan`, is a plain function; any other function is refused.
     """
     if isinstance(kernel, GpuKernel):
         if out is not None:
             raise UserError.at("TW016", f"{kernel.__name__} is an explicit kernel, which has no result for out=", kernel.span, "leave out= out")
         return tune_kernel(kernel, args, budget, device, progress)
+    from tilewright.execute.primitives.tuned_chunks import is_primitive, tune_primitive
+
+    if is_primitive(kernel):
+        if out is not None:
+            raise UserError.at("TW016", f"{getattr(kernel, '__name__', 'it')} is a primitive, which has no result for out=", help="leave out= out")
+        return tune_primitive(kernel, args, budget, device, progress)
+    if not _is_tunable(kernel):
+        name = getattr(kernel, "__name__", type(kernel).__name__)
+        raise UserError.at("TW016", f"'{name}' is no kernel whose schedules can be measured", help="give a kernel of @tw.kernel, one of @tw.gpu with choices, or a primitive")
     values = kernel.bound(*args)
     place = find_device(device or kernel.device or device_of([*values.values(), out]) or default_device())
     if kernel.schedule:
@@ -65,10 +79,14 @@ def tune(
     if kernel.launches:
         raise UserError.at("TW016", f"{kernel.__name__} is one launch, whose schedules are not measured", help="leave launches= out to tune it")
     found = tune_function(kernel.function, values, place, kernel.precision, budget, progress)
-    kernel.forget_programs()
+    kernel.take_tuned(place)
     if out is not None:
         kernel(*args, out=out, device=place.id)
     return found
+
+
+def _is_tunable(kernel: TunableKernel | Callable[..., object]) -> TypeGuard[TunableKernel]:
+    return hasattr(kernel, "bound")
 
 
 def ensure_tuned(function: Function, values: Mapping[str, object], device: Device, precision: str, budget: float = 30.0) -> bool:
@@ -109,10 +127,18 @@ def tune_function(
     arguments = runner.arguments(values, gpu)
     signature = runner.signature(arguments, gpu)
     extents = extents_of(arguments)
-    ranked = contraction_schedules(function, signature, device.target, extents)
+    start = clock()
+    ranked: Sequence[Candidate] = contraction_schedules(function, signature, device.target, extents)
+    around: Callable[[Any], list[Any]] = neighbourhood(device.target)
     if not ranked:
-        return Tuning(function.name, device.id, reason="it is not a contraction with schedules to choose from")
-    around = neighbourhood(device.target)
+        loops = loop_schedules(function, signature, device.target, extents)
+        ranked, around = loops.first(lambda: clock() - start > budget * _LOOKING), loops.around
+        if len(ranked) == 1:
+            from tilewright.passes.schedules.loop_words import words_of
+
+            words = ", ".join(word.name for word in words_of(device.target))
+            reason = f"no parameter of its schedule changes its code ({words})" if loops.complete else f"a budget of {budget:g} s is too short to find schedules to measure"
+            return Tuning(function.name, device.id, reason=reason)
     if len(ranked) == 1 and not around(ranked[0]):
         return Tuning(function.name, device.id, reason="there is one schedule only")
     bench: _ArrayBench | _HostBench
@@ -120,7 +146,7 @@ def tune_function(
     key = tuning.kernel_key(function, signature.args, precision, device.target)
     ledger = TableLedger(key, function.name, device.target.name, extents, signature.divisors)
     try:
-        return search(ranked, around, bench, ledger, Tuning(function.name, device.id), budget, progress, clock)
+        return search(ranked, around, bench, ledger, Tuning(function.name, device.id), max(0.0, budget - (clock() - start)), progress, clock)
     finally:
         bench.close()
 

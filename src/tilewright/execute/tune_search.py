@@ -72,6 +72,9 @@ class Tuning:
         """What worked: those measured twice first, each part fastest first."""
         return tuning.in_order(m for m in self.trials if m.ok)
 
+    def __repr__(self) -> str:
+        return f"<tuning of {self}>"
+
     def __str__(self) -> str:
         if self.best is None:
             return f"{self.kernel} on {self.device}: nothing to tune: {self.reason}"

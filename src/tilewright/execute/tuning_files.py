@@ -38,6 +38,9 @@ class TuningFile:
     left_out: int = 0
     """Tables of other devices."""
 
+    def __repr__(self) -> str:
+        return f"<tuning file {self}>"
+
     def __str__(self) -> str:
         rest = f"; {self.left_out} tables are of other devices" if self.left_out else ""
         return f"{self.path}: {self.measurements} measurements of {len(self.kernels)} kernels{rest}"

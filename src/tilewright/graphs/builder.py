@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.dtypes import DType, by_name, from_numpy, is_name, q8_0
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public_methods
 from tilewright.base.sizes import Size, size_text
 from tilewright.execute.arrays import as_dtype
 from tilewright.graphs.ops.table import op_record
@@ -51,6 +51,7 @@ def _cache_dtype(name: str, dtype: object) -> DType:
     return as_dtype(dtype)
 
 
+@public_methods()
 class GraphBuilder:
     """A graph of tensors. Names of nodes are unique; shapes may have named sizes, which the inputs of a run bind."""
 

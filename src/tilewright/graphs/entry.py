@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public_methods
 from tilewright.execute import graphs
 from tilewright.graphs.ops.table import op_record, op_records
 from tilewright.graphs.registry import OpParam, OpRecord, add_op, replace_everywhere
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tilewright.graphs.onnx.imported import OnnxGraph
 
 
+@public_methods("__call__")
 class GraphEntry:
     """Call it to record a function; its attributes are about tensor graphs."""
 

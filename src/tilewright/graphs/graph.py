@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from tilewright.base.errors import public_methods
 from tilewright.graphs.builder import GraphBuilder
 from tilewright.graphs.captured import CapturedStep
 from tilewright.graphs.executor import Executor
@@ -19,6 +20,7 @@ from tilewright.graphs.profile import GraphProfile, profile
 from tilewright.graphs.tensor import GraphNode
 
 
+@public_methods()
 class TensorGraph(GraphBuilder):
     """A graph of tensors. Names of nodes are unique; shapes may have named sizes, which the inputs of a run bind."""
 

@@ -11,12 +11,14 @@ three stages:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType
+from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.source import NOWHERE, Span
 from tilewright.ir.types import Scalar, Tensor, Type
@@ -34,20 +36,25 @@ class Stage(Enum):
 Attr = int | float | str | bool | DType | Size | tuple["Attr", ...]
 Attrs = Mapping[str, Attr]
 NO_ATTRS: Attrs = MappingProxyType({})
+_set = object.__setattr__
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(identity=True, slots=True)
 class Value:
     """Something computed once. `name` is a hint for printing; identity is what counts."""
 
     type: Type
     name: str = ""
 
+    def __init__(self, type: Type, name: str = "") -> None:
+        _set(self, "type", type)
+        _set(self, "name", name)
+
     def __repr__(self) -> str:
         return f"%{self.name or '?'}: {self.type}"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(identity=True, slots=True)
 class Op:
     """One operation: `results = opcode operands {attrs} regions`."""
 
@@ -58,6 +65,17 @@ class Op:
     regions: tuple[Block, ...] = ()
     span: Span = NOWHERE
 
+    def __init__(
+        self, opcode: str, operands: tuple[Value, ...] = (), results: tuple[Value, ...] = (), attrs: Attrs = NO_ATTRS, regions: tuple[Block, ...] = (),
+        span: Span = NOWHERE,
+    ) -> None:  # fmt: skip
+        _set(self, "opcode", opcode)
+        _set(self, "operands", operands)
+        _set(self, "results", results)
+        _set(self, "attrs", attrs)
+        _set(self, "regions", regions)
+        _set(self, "span", span)
+
     @property
     def result(self) -> Value:
         (only,) = self.results
@@ -67,12 +85,16 @@ class Op:
         return replace(self, operands=operands)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(identity=True, slots=True)
 class Block:
     """A region: arguments, then ops in order. The last op is `yield` (except in a kernel's body)."""
 
     args: tuple[Value, ...] = ()
     ops: tuple[Op, ...] = ()
+
+    def __init__(self, args: tuple[Value, ...] = (), ops: tuple[Op, ...] = ()) -> None:
+        _set(self, "args", args)
+        _set(self, "ops", ops)
 
     @property
     def yields(self) -> tuple[Value, ...]:
@@ -82,7 +104,7 @@ class Block:
         return ()
 
 
-@dataclass(frozen=True, eq=False)
+@record(identity=True)
 class Kernel:
     """One kernel at one stage.
 
@@ -108,6 +130,15 @@ class Kernel:
     @property
     def scalars(self) -> tuple[Value, ...]:
         return tuple(p for p in self.params if isinstance(p.type, Scalar))
+
+    @functools.cached_property
+    def opcodes(self) -> frozenset[str]:
+        """The opcodes of all ops of the body; `@name` stands for an attribute that some op has."""
+        found: set[str] = set()
+        for op in walk(self.body):
+            found.add(op.opcode)
+            found.update(f"@{name}" for name in op.attrs)
+        return frozenset(found)
 
     @property
     def size_names(self) -> tuple[str, ...]:
@@ -157,4 +188,4 @@ def watched_axes(op: Op) -> tuple[int, ...]:
 
 def is_watched(kernel: Kernel) -> bool:
     """Whether some access of the kernel is checked when it runs."""
-    return any("watch" in op.attrs or op.opcode == "within" for op in walk(kernel.body))
+    return bool(kernel.opcodes & {"@watch", "within"})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from tilewright.base.record import record
 from tilewright.ir.nodes import Attrs
 from tilewright.ir.types import NumberType, Scalar, Tensor, Tile, Type
 
@@ -17,7 +17,7 @@ Rule = Callable[[Sequence[Type], Attrs], tuple[Type, ...]]
 ALL_STAGES = frozenset({"loop", "tile", "thread"})
 
 
-@dataclass(frozen=True)
+@record
 class OpDef:
     """One row of the table."""
 

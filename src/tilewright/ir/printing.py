@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tilewright.base.dtypes import DType
+from tilewright.base.record import record
 
 _SPEC = re.compile(
     r"(?P<align>[<>])?(?P<sign>[+ ])?(?P<alternate>#)?(?P<zero>0)?(?P<width>\d+)?(?:\.(?P<precision>\d+))?(?P<kind>[a-zA-Z])?"
@@ -23,7 +23,7 @@ class FormatError(ValueError):
     """The text cannot be written with these numbers."""
 
 
-@dataclass(frozen=True)
+@record
 class PrintPlace:
     """A place for one number: flags, width and precision as `printf` has them, and the letter."""
 

@@ -10,45 +10,77 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.record import record
 from tilewright.base.sizes import Size, contiguous_strides
 from tilewright.ir.layouts import Layout
 
 SPACES = ("global", "shared", "constant", "local")
 """Address spaces a tensor can live in (PTX numbers 1, 3, 4, 5)."""
+_set = object.__setattr__
 
 
-@dataclass(frozen=True)
+@record
 class Scalar:
     dtype: DType
+
+    def __init__(self, dtype: DType) -> None:
+        _set(self, "dtype", dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return self.dtype == other.dtype if isinstance(other, Scalar) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.dtype,))
 
     def __str__(self) -> str:
         return self.dtype.name
 
 
-@dataclass(frozen=True)
+@record
 class Vec:
     dtype: DType
     width: int
+
+    def __init__(self, dtype: DType, width: int) -> None:
+        _set(self, "dtype", dtype)
+        _set(self, "width", width)
+
+    def __eq__(self, other: object) -> bool:
+        return self.width == other.width and self.dtype == other.dtype if isinstance(other, Vec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.width))
 
     def __str__(self) -> str:
         return f"vec<{self.dtype}, {self.width}>"
 
 
-@dataclass(frozen=True)
+@record
 class Tile:
     dtype: DType
     shape: tuple[int, ...]
     layout: Layout | None = None
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...], layout: Layout | None = None) -> None:
+        _set(self, "dtype", dtype)
+        _set(self, "shape", shape)
+        _set(self, "layout", layout)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tile):
+            return NotImplemented
+        return self.shape == other.shape and self.dtype == other.dtype and self.layout == other.layout
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape, self.layout))
 
     def __str__(self) -> str:
         layout = f", {self.layout}" if self.layout else ""
         return f"tile<{self.dtype}, [{', '.join(map(str, self.shape))}]{layout}>"
 
 
-@dataclass(frozen=True)
+@record
 class Tensor:
     dtype: DType
     shape: tuple[Size, ...]
@@ -56,6 +88,13 @@ class Tensor:
     space: str = "global"
     align: int = 0
     """Bytes the first element's address is known to be a multiple of; 0 means the element's own size."""
+
+    def __init__(self, dtype: DType, shape: tuple[Size, ...], strides: tuple[Size, ...], space: str = "global", align: int = 0) -> None:
+        _set(self, "dtype", dtype)
+        _set(self, "shape", shape)
+        _set(self, "strides", strides)
+        _set(self, "space", space)
+        _set(self, "align", align)
 
     def __str__(self) -> str:
         text = f"tensor<{self.dtype}, [{', '.join(map(str, self.shape))}], [{', '.join(map(str, self.strides))}]"
@@ -74,7 +113,7 @@ class Tensor:
         return self.strides == contiguous_strides(self.shape)
 
 
-@dataclass(frozen=True)
+@record
 class CopyMap:
     dtype: DType
     box: tuple[int, ...]

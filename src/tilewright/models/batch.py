@@ -20,7 +20,7 @@ from tilewright.execute.devices import array_device
 from tilewright.graphs.captured import CapturedStep
 from tilewright.graphs.executor import new_zeros
 from tilewright.graphs.graph import TensorGraph
-from tilewright.models.generation import BATCH, GenerationStats, SamplingSettings, TextGenerator
+from tilewright.models.generation import BATCH, GenerationStats, SamplingSettings, TextGenerator, times_of_engines
 from tilewright.models.sampling import add_sampling, sampling_inputs
 from tilewright.runtime.core import streams
 from tilewright.runtime.memory.device_array import DeviceArray
@@ -39,6 +39,8 @@ class BatchGenerator:
     sequences: int
     steps: dict[tuple[tuple[bool, bool, bool], str], Any] = field(default_factory=dict)
     _states: dict[str, Any] = field(default_factory=dict)
+    measured: dict[tuple[bool, bool, bool], dict[str, float]] = field(default_factory=dict)
+    """Seconds of a step by engine, for `engine="auto"`."""
     stats: GenerationStats = field(default_factory=GenerationStats)
 
     # -- graphs -------------------------------------------------------------------------------------------------
@@ -102,11 +104,32 @@ class BatchGenerator:
 
     # -- running ------------------------------------------------------------------------------------------------
 
+    def choose_engine(self, settings: SamplingSettings, engine: str, stops: Collection[int]) -> str:
+        """The engine itself; for `auto` the one that is faster for so many sequences, which is measured once: a few steps of each, from the beginning of the caches."""
+        if engine != "auto":
+            return engine
+
+        def time_of(name: str) -> float:
+            step = self.step(settings, name, stops)
+            return self.single.time_of(self.single.advance_of(step), self._begin)
+
+        if settings.kind not in self.measured:
+            self.measured[settings.kind] = times_of_engines(time_of)
+        found = self.measured[settings.kind]
+        return min(found, key=lambda name: found[name])
+
+    def _begin(self) -> None:
+        """All sequences at the beginning of their caches, with tokens left to them."""
+        for name, value in (("token", 0), ("position", 0), ("left", self.single.room)):
+            _write(self._states[name], np.full(self.sequences, value, np.int32))
+        _read(self._states["position"])
+
     def run(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], settings: SamplingSettings, stops: Collection[int] = (), engine: str = "graph") -> list[list[int]]:
         """Ids that follow each prompt, at most so many; a token that stops is the last of its text."""
-        stats = self.stats = GenerationStats(prompt_tokens=sum(map(len, prompts)), engine=engine)
+        chosen = self.choose_engine(settings, engine, stops)
+        stats = self.stats = GenerationStats(prompt_tokens=sum(map(len, prompts)), engine=chosen, measured=dict(self.measured.get(settings.kind, {})) if engine == "auto" else {})
         start = perf_counter()
-        step = self.step(settings, engine, stops)
+        step = self.step(settings, chosen, stops)
         for row, ids in enumerate(prompts):
             self._fill(row, ids)
         missing = self.sequences - len(prompts)

@@ -92,6 +92,18 @@ class GenerationStats:
         return (self.tokens - 1) / self.seconds if self.seconds and self.tokens > 1 else 0.0
 
 
+def times_of_engines(time_of: Callable[[str], float]) -> dict[str, float]:
+    """Seconds of a step by engine. One that refuses the model has none; every model has a graph."""
+    found: dict[str, float] = {}
+    for name in ENGINES[:-1]:
+        try:
+            found[name] = time_of(name)
+        except TilewrightError:
+            if name == ENGINES[0]:
+                raise
+    return found
+
+
 def chunks_of(count: int) -> list[tuple[int, int]]:
     """A prompt of so many tokens as (chunk, tokens of the prompt in it)."""
     found: list[tuple[int, int]] = []
@@ -207,25 +219,23 @@ class TextGenerator:
         """The engine itself; for `auto` the one that is faster here, which is measured once: a few steps of each, from the beginning of the caches."""
         if engine != "auto":
             return engine
-        found = self.measured.get(settings.kind)
-        if found is None:
-            found = self.measured[settings.kind] = {}
+        if settings.kind not in self.measured:
             self.known.clear()
-            for name in ("graph", "mega"):
-                try:
-                    found[name] = self._time_of(self.advance_of(self.step(settings, name)))
-                except TilewrightError:
-                    if name == "graph":
-                        raise
+            self.measured[settings.kind] = times_of_engines(lambda name: self.time_of(self.advance_of(self.step(settings, name)), self._begin))
+        found = self.measured[settings.kind]
         return min(found, key=lambda name: found[name])
 
-    def _time_of(self, advance: Callable[[int], Any]) -> float:
-        """Seconds of a step: the best of three launches, after one."""
-        count, best = MEASURED_STEPS, float("inf")
+    def _begin(self) -> None:
+        """The first token of the caches."""
+        self._write("token", 0)
+        self._write("position", 0)
+        self._finish()
+
+    def time_of(self, advance: Callable[[int], Any], begin: Callable[[], None]) -> float:
+        """Seconds of a step: the best of three launches, after one, each from what `begin` sets. On a GPU a launch has as many steps as generation asks for at once."""
+        count, best = min(self.room, BATCH if array_device(self.place) is not None else MEASURED_STEPS), float("inf")
         for _ in range(4):
-            self._write("token", 0)
-            self._write("position", 0)
-            self._finish()
+            begin()
             start = perf_counter()
             advance(count)
             self._finish()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public
 from tilewright.execute.devices import Device
 from tilewright.graphs.tensor import Tensor
 from tilewright.models import tokenizers
@@ -80,6 +80,7 @@ class LanguageModel:
 
     # -- what users call ----------------------------------------------------------------------------------------
 
+    @public
     def generate(self, prompt: str | Sequence[int], tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False, engine: str = "graph") -> Iterator[str]:
         """Pieces of the text that follows a prompt, as they are made; it ends with the model's own end, or after so many tokens.
 
@@ -90,6 +91,7 @@ class LanguageModel:
         ids = self.generate_ids(prompt, tokens, temperature, top_k, top_p, seed, special, engine)
         return (piece for piece in self.tokenizer.pieces(ids) if piece)
 
+    @public
     def generate_ids(self, prompt: str | Sequence[int], tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False, engine: str = "graph") -> Iterator[int]:
         """The same, as ids of tokens; the end token is not among them."""
         settings = SamplingSettings(temperature, min(top_k, self.words) if isinstance(top_k, int) else top_k, top_p, seed)
@@ -110,13 +112,14 @@ class LanguageModel:
             raise UserError.at("TW013", f"the prompt has {len(ids)} tokens, and the context {self.context}", help=f"load the model with context={len(ids) + tokens}" if len(ids) <= self.shape.context else f"the model knows {self.shape.context} positions: give a shorter prompt")
         return ids
 
+    @public
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], tokens: int | Sequence[int] = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, special: bool = False,
         engine: str = "graph",
     ) -> list[str]:  # fmt: skip
         """The texts that follow up to eight prompts, made side by side: a step reads the weights once for all of them. Text n is what `generate` gives for prompt n with the seed `seed + n`.
 
-        `tokens` is how many tokens each text has at most, or a number for each. The other settings are those of `generate`; `engine` is `graph` or `mega`.
+        `tokens` is how many tokens each text has at most, or a number for each. The other settings are those of `generate`; so is `engine`: `auto` measures steps of so many sequences.
         """
         found = self.generate_batch_ids(prompts, tokens, temperature, top_k, top_p, seed, special, engine)
         return ["".join(piece for piece in self.tokenizer.pieces(iter(ids)) if piece) for ids in found]
@@ -128,8 +131,8 @@ class LanguageModel:
         """The same, as ids of tokens; end tokens are not among them."""
         if isinstance(prompts, str) or not 1 <= len(prompts) <= MOST:
             raise UserError.at("TW009", f"{'a text' if isinstance(prompts, str) else f'{len(prompts)} prompts'} for a batch", help=f"give a list of 1 to {MOST} prompts")
-        if engine not in ENGINES[:-1]:
-            raise UserError.at("TW016", f"engine={engine!r} for a batch", help=f"give {' or '.join(ENGINES[:-1])}")
+        if engine not in ENGINES:
+            raise UserError.at("TW016", f"engine={engine!r} for a batch", help=f"give {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
         wanted = [tokens] * len(prompts) if isinstance(tokens, int) else list(tokens)
         if len(wanted) != len(prompts):
             raise UserError.at("TW009", f"tokens has {len(wanted)} numbers, for {len(prompts)} prompts", help="give one number, or one for each prompt")
@@ -171,6 +174,7 @@ class LanguageModel:
             found.append(int(token))
         return found
 
+    @public
     def logits(self, tokens: str | Sequence[int]) -> np.ndarray:
         """What the model expects after each token: [token, word], f32, on the host."""
         ids = self.tokenizer.encode(tokens) if isinstance(tokens, str) else self.checked(tokens)
@@ -178,6 +182,7 @@ class LanguageModel:
             raise UserError.at("TW013", f"{len(ids)} tokens, and the context is {self.context}", help=f"load the model with context={len(ids)}")
         return self.generator.scores(ids, self.words)
 
+    @public
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         raise UserError.at("TW005", f"a model of the architecture '{self.architecture}' writes text, and embeds none", help="embed with an encoder: bert")
 

@@ -10,8 +10,11 @@ ARCHITECTURE.md are written from here (`tools/pass_table.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from tilewright.base.record import record
 from tilewright.base.target import Target
@@ -20,91 +23,17 @@ from tilewright.ir.ops import OPS
 from tilewright.ir.program import Program
 from tilewright.ir.specialise import with_sizes
 from tilewright.ir.verify import verify_program
-from tilewright.passes.choose.plan import choose_schedules, plan_contractions
-from tilewright.passes.common.simplify import simplify
-from tilewright.passes.from_tree.link_blocks import link_parts
-from tilewright.passes.from_tree.lower_tree import lower_kernel
-from tilewright.passes.late.bounds_checks import Site, check_bounds
-from tilewright.passes.late.divide_by_reciprocal import divide_by_reciprocal
-from tilewright.passes.late.early_loads import early_loads
-from tilewright.passes.late.exact_functions import exact_functions
-from tilewright.passes.late.expand_casts import expand_casts
-from tilewright.passes.late.expand_math import expand_math
-from tilewright.passes.late.expand_random import expand_random
-from tilewright.passes.late.fetch_rows import fetch_rows
-from tilewright.passes.late.flat_accesses import flat_accesses
-from tilewright.passes.late.indices_to_i32 import indices_to_i32
-from tilewright.passes.late.interleave import interleave
-from tilewright.passes.late.merge_loads import merge_loads
-from tilewright.passes.late.merge_stores import merge_stores
-from tilewright.passes.late.minmax_before_widening import minmax_before_widening
-from tilewright.passes.launches.block_prologues import block_prologues
-from tilewright.passes.launches.launch_early import launch_early
-from tilewright.passes.launches.launch_together import launch_together
-from tilewright.passes.launches.prefetch_early import prefetch_early
-from tilewright.passes.launches.read_ahead import read_ahead
-from tilewright.passes.loop.clip_windows import clip_windows
-from tilewright.passes.loop.collapse import collapse
-from tilewright.passes.loop.empty_rows import empty_rows
-from tilewright.passes.loop.fuse_multiply_add import fuse_multiply_add
-from tilewright.passes.loop.hoist import hoist
-from tilewright.passes.loop.mark_low_precision import mark_low_precision
-from tilewright.passes.loop.one_pass_variance import one_pass_variance
-from tilewright.passes.loop.recover_reductions import recover_reductions
-from tilewright.passes.loop.shifted_variance import shifted_variance
-from tilewright.passes.loop.split_axes import split_axes
-from tilewright.passes.loop.stabilise import stabilise
-from tilewright.passes.loop.untile import untile
-from tilewright.passes.loop.version_records import version_records
-from tilewright.passes.ordered.choose_values import choose_values
-from tilewright.passes.ordered.ordered_kernels import ordered_kernels
-from tilewright.passes.ordered.short_remainders import short_remainders
-from tilewright.passes.ordered.time_tiles import time_tiles
-from tilewright.passes.packed.dot_products import dot_products
-from tilewright.passes.packed.expand_dots import expand_dots
-from tilewright.passes.packed.split_blocks import split_blocks
-from tilewright.passes.packed.stage_units import stage_units
-from tilewright.passes.packed.units import packed_units
-from tilewright.passes.packed.unpack_blocks import unpack_blocks
-from tilewright.passes.packed.unpack_weights import unpack_weights
-from tilewright.passes.portable.count_turns import count_turns
-from tilewright.passes.portable.expand_atomics import expand_atomics
-from tilewright.passes.portable.narrow_indices import narrow_indices
-from tilewright.passes.portable.short_numbers import short_numbers
-from tilewright.passes.portable.split_registers import split_registers
-from tilewright.passes.portable.stage_attention import stage_attention
-from tilewright.passes.portable.warps_to_shared import warps_to_shared
-from tilewright.passes.program.drop_empty import drop_empty
-from tilewright.passes.program.fission_products import fission_products
-from tilewright.passes.program.fuse import FusionReport, fuse
-from tilewright.passes.program.fuse_horizontally import fuse_horizontally
-from tilewright.passes.program.guard_checks import guard_checks
-from tilewright.passes.program.pad_windows import pad_windows
-from tilewright.passes.program.persistent_kernel import persistent_kernel
-from tilewright.passes.program.repack import repack
-from tilewright.passes.program.reuse_buffers import reuse_buffers
-from tilewright.passes.program.row_maps import row_maps
-from tilewright.passes.program.row_prologues import row_prologues
-from tilewright.passes.program.split_attention import split_attention
-from tilewright.passes.program.split_reductions import split_reductions
-from tilewright.passes.program.split_scans import split_scans
-from tilewright.passes.program.split_scatters import split_scatters
-from tilewright.passes.program.stream_k import stream_k
-from tilewright.passes.program.tile_counters import add_counters
-from tilewright.passes.program.to_channels_last import to_channels_last
-from tilewright.passes.program.watch_indices import watch_indices
-from tilewright.passes.program.widen_operands import widen_operands
-from tilewright.passes.rows.cut_rows import cut_rows
-from tilewright.passes.rows.flatten_rows import flatten_rows
-from tilewright.passes.rows.separate_windows import separate_windows
+from tilewright.passes.common.fusion_report import FusionReport
 from tilewright.passes.runner import (
     ANY,
+    LateFunction,
     Pass,
     PassContext,
     Selection,
     Step,
     Trace,
     When,
+    late,
     run_on_program,
     run_order,
 )
@@ -112,45 +41,136 @@ from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.passes.schedules.plans import Plan, Plans
-from tilewright.passes.simt_to_simd.lower_threads import simt_to_simd
-from tilewright.passes.simt_to_simd.split_vectors import split_vectors
-from tilewright.passes.terms.split_terms import split_terms
-from tilewright.passes.to_thread.assign_layouts import assign_layouts
-from tilewright.passes.to_thread.attention.lower_mma_attention import lower_mma_attention
-from tilewright.passes.to_thread.attention.lower_wgmma_attention import lower_wgmma_attention
-from tilewright.passes.to_thread.lower_tiles import lower_tiles
-from tilewright.passes.to_thread.lower_windows import lower_windows
-from tilewright.passes.to_thread.mma.lower_mma import lower_mma
-from tilewright.passes.to_thread.row_matrix import lower_row_dots
-from tilewright.passes.to_thread.wgmma.lower_wgmma import lower_wgmma
-from tilewright.passes.to_thread.window_sums import window_sums
-from tilewright.passes.to_tile.check_indices import check_indices
-from tilewright.passes.to_tile.fuse_loops import fuse_loops
-from tilewright.passes.to_tile.lower_attention import lower_attention
-from tilewright.passes.to_tile.lower_attention_cpu import lower_attention_cpu
-from tilewright.passes.to_tile.lower_contraction import lower_contraction
-from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_amx
-from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
-from tilewright.passes.to_tile.lower_gemv import lower_gemv
-from tilewright.passes.to_tile.lower_loops import lower_loops
-from tilewright.passes.to_tile.lower_packed_rows import lower_packed_rows
-from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
-from tilewright.passes.to_tile.share_scatters import share_scatters
-from tilewright.passes.triangles.lower_symmetric_cpu import lower_symmetric_cpu
-from tilewright.passes.triangles.square_results import square_results
-from tilewright.passes.windows.join_guards import join_guards
-from tilewright.passes.windows.split_images import split_images
-from tilewright.passes.windows.split_phases import split_phases
-from tilewright.passes.windows.square_triangles import square_triangles
 from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.metadata import KernelMetadata
 from tilewright.tree.typed import TypedKernel
+
+if TYPE_CHECKING:
+    from tilewright.passes.late.bounds_checks import Site
+
+# -- where the passes are ---------------------------------------------------------------------------------------------
+
+choose_schedules = late("choose.plan", "choose_schedules")
+plan_contractions = late("choose.plan", "plan_contractions")
+simplify = late("common.simplify", "simplify")
+link_parts = late("from_tree.link_blocks", "link_parts")
+lower_kernel = late("from_tree.lower_tree", "lower_kernel")
+check_bounds = late("late.bounds_checks", "check_bounds")
+divide_by_reciprocal = late("late.divide_by_reciprocal", "divide_by_reciprocal")
+early_loads = late("late.early_loads", "early_loads")
+exact_functions = late("late.exact_functions", "exact_functions")
+expand_casts = late("late.expand_casts", "expand_casts")
+expand_math = late("late.expand_math", "expand_math")
+expand_random = late("late.expand_random", "expand_random")
+fetch_rows = late("late.fetch_rows", "fetch_rows")
+flat_accesses = late("late.flat_accesses", "flat_accesses")
+indices_to_i32 = late("late.indices_to_i32", "indices_to_i32")
+interleave = late("late.interleave", "interleave")
+merge_loads = late("late.merge_loads", "merge_loads")
+merge_stores = late("late.merge_stores", "merge_stores")
+minmax_before_widening = late("late.minmax_before_widening", "minmax_before_widening")
+block_prologues = late("launches.block_prologues", "block_prologues")
+launch_early = late("launches.launch_early", "launch_early")
+launch_together = late("launches.launch_together", "launch_together")
+prefetch_early = late("launches.prefetch_early", "prefetch_early")
+read_ahead = late("launches.read_ahead", "read_ahead")
+clip_windows = late("loop.clip_windows", "clip_windows")
+collapse = late("loop.collapse", "collapse")
+drop_single = late("loop.drop_single", "drop_single")
+empty_rows = late("loop.empty_rows", "empty_rows")
+fuse_multiply_add = late("loop.fuse_multiply_add", "fuse_multiply_add")
+hoist = late("loop.hoist", "hoist")
+mark_low_precision = late("loop.mark_low_precision", "mark_low_precision")
+one_pass_variance = late("loop.one_pass_variance", "one_pass_variance")
+recover_reductions = late("loop.recover_reductions", "recover_reductions")
+shifted_variance = late("loop.shifted_variance", "shifted_variance")
+split_axes = late("loop.split_axes", "split_axes")
+stabilise = late("loop.stabilise", "stabilise")
+untile = late("loop.untile", "untile")
+version_records = late("loop.version_records", "version_records")
+choose_values = late("ordered.choose_values", "choose_values")
+ordered_kernels = late("ordered.ordered_kernels", "ordered_kernels")
+short_remainders = late("ordered.short_remainders", "short_remainders")
+time_tiles = late("ordered.time_tiles", "time_tiles")
+dot_products = late("packed.dot_products", "dot_products")
+expand_dots = late("packed.expand_dots", "expand_dots")
+split_blocks = late("packed.split_blocks", "split_blocks")
+stage_units = late("packed.stage_units", "stage_units")
+packed_units = late("packed.units", "packed_units")
+unpack_blocks = late("packed.unpack_blocks", "unpack_blocks")
+unpack_weights = late("packed.unpack_weights", "unpack_weights")
+count_turns = late("portable.count_turns", "count_turns")
+expand_atomics = late("portable.expand_atomics", "expand_atomics")
+narrow_indices = late("portable.narrow_indices", "narrow_indices")
+short_numbers = late("portable.short_numbers", "short_numbers")
+split_registers = late("portable.split_registers", "split_registers")
+stage_attention = late("portable.stage_attention", "stage_attention")
+warps_to_shared = late("portable.warps_to_shared", "warps_to_shared")
+drop_empty = late("program.drop_empty", "drop_empty")
+fission_products = late("program.fission_products", "fission_products")
+fuse = late("program.fuse", "fuse")
+fuse_horizontally = late("program.fuse_horizontally", "fuse_horizontally")
+guard_checks = late("program.guard_checks", "guard_checks")
+pad_windows = late("program.pad_windows", "pad_windows")
+persistent_kernel = late("program.persistent_kernel", "persistent_kernel")
+repack = late("program.repack", "repack")
+reuse_buffers = late("program.reuse_buffers", "reuse_buffers")
+row_maps = late("program.row_maps", "row_maps")
+row_prologues = late("program.row_prologues", "row_prologues")
+split_attention = late("program.split_attention", "split_attention")
+split_reductions = late("program.split_reductions", "split_reductions")
+split_scans = late("program.split_scans", "split_scans")
+split_scatters = late("program.split_scatters", "split_scatters")
+stream_k = late("program.stream_k", "stream_k")
+add_counters = late("program.tile_counters", "add_counters")
+to_channels_last = late("program.to_channels_last", "to_channels_last")
+watch_indices = late("program.watch_indices", "watch_indices")
+widen_operands = late("program.widen_operands", "widen_operands")
+cut_rows = late("rows.cut_rows", "cut_rows")
+flatten_rows = late("rows.flatten_rows", "flatten_rows")
+separate_columns = late("rows.separate_windows", "separate_columns")
+separate_windows = late("rows.separate_windows", "separate_windows")
+simt_to_simd = late("simt_to_simd.lower_threads", "simt_to_simd")
+split_vectors = late("simt_to_simd.split_vectors", "split_vectors")
+split_terms = late("terms.split_terms", "split_terms")
+assign_layouts = late("to_thread.assign_layouts", "assign_layouts")
+lower_mma_attention = late("to_thread.attention.lower_mma_attention", "lower_mma_attention")
+lower_wgmma_attention = late("to_thread.attention.lower_wgmma_attention", "lower_wgmma_attention")
+lower_tiles = late("to_thread.lower_tiles", "lower_tiles")
+lower_windows = late("to_thread.lower_windows", "lower_windows")
+lower_mma = late("to_thread.mma.lower_mma", "lower_mma")
+lower_row_dots = late("to_thread.row_matrix", "lower_row_dots")
+lower_wgmma = late("to_thread.wgmma.lower_wgmma", "lower_wgmma")
+window_sums = late("to_thread.window_sums", "window_sums")
+check_indices = late("to_tile.check_indices", "check_indices")
+fuse_loops = late("to_tile.fuse_loops", "fuse_loops")
+lower_attention = late("to_tile.lower_attention", "lower_attention")
+lower_attention_cpu = late("to_tile.lower_attention_cpu", "lower_attention_cpu")
+lower_contraction = late("to_tile.lower_contraction", "lower_contraction")
+lower_contraction_amx = late("to_tile.lower_contraction_amx", "lower_contraction_amx")
+lower_contraction_cpu = late("to_tile.lower_contraction_cpu", "lower_contraction_cpu")
+lower_gemv = late("to_tile.lower_gemv", "lower_gemv")
+lower_loops = late("to_tile.lower_loops", "lower_loops")
+lower_packed_rows = late("to_tile.lower_packed_rows", "lower_packed_rows")
+lower_products_cpu = late("to_tile.lower_products_cpu", "lower_products_cpu")
+share_scatters = late("to_tile.share_scatters", "share_scatters")
+lower_symmetric_cpu = late("triangles.lower_symmetric_cpu", "lower_symmetric_cpu")
+square_results = late("triangles.square_results", "square_results")
+gather_phases = late("windows.gather_phases", "gather_phases")
+join_guards = late("windows.join_guards", "join_guards")
+multiply_taps = late("windows.multiply_taps", "multiply_taps")
+split_images = late("windows.split_images", "split_images")
+split_phases = late("windows.split_phases", "split_phases")
+square_triangles = late("windows.square_triangles", "square_triangles")
 
 # -- the passes -------------------------------------------------------------------------------------------------------
 
 TARGET = ("target",)
 PLANNED = ("plans",)
 SCHEDULED = ("schedule", "target")
+_RANDOM = sorted(name for name in OPS if name.startswith("random_"))
+_FUNCTIONS = sorted(name for name, row in OPS.items() if row.group == "function" and name not in _RANDOM and not name.endswith("_approx"))
+_FUNCTIONS += ["copysign", "floordiv", "fmod", "frexp_exponent", "frexp_fraction", "mod", "nextafter", "scale_by_power"]
 
 LOWER_TREE = Pass(
     "lower_tree", "tree", "program", lower_kernel,
@@ -170,7 +190,7 @@ UNPACK_BLOCKS = Pass(
 )  # fmt: skip
 EXPAND_DOTS = Pass(
     "expand_dots", "thread", "thread", expand_dots,
-    "CPU: rows of packed weights times rounded activations become dot products of bytes.", takes=TARGET,
+    "CPU: rows of packed weights times rounded activations become dot products of bytes.", takes=TARGET, needs="packed_dots",
 )  # fmt: skip
 DOT_PRODUCTS = Pass(
     "dot_products", "thread", "thread", dot_products,
@@ -178,7 +198,7 @@ DOT_PRODUCTS = Pass(
 )  # fmt: skip
 SPLIT_BLOCKS = Pass(
     "split_blocks", "loop", "loop", split_blocks,
-    "CPU: loops over rows of packed blocks become loops over blocks and places in them.",
+    "CPU: loops over rows of packed blocks become loops over blocks and places in them.", needs="mod",
 )  # fmt: skip
 SIMPLIFY = Pass(
     "simplify", ANY, ANY, simplify,
@@ -190,11 +210,11 @@ UNTILE = Pass(
 )  # fmt: skip
 HOIST = Pass(
     "hoist", "loop", "loop", hoist,
-    "Moves reductions out of loops that do not change them; equal ones become one.",
+    "Moves reductions out of loops that do not change them; equal ones become one.", needs="reduce",
 )  # fmt: skip
 RECOVER_REDUCTIONS = Pass(
     "recover_reductions", "loop", "loop", recover_reductions,
-    "A loop that carries running maxima, and sums scaled by them, becomes the reductions that it computes.",
+    "A loop that carries running maxima, and sums scaled by them, becomes the reductions that it computes.", needs="for",
 )  # fmt: skip
 FUSE = Pass(
     "fuse", "program", "program", fuse,
@@ -207,27 +227,35 @@ SPECIALISE = Pass(
 )  # fmt: skip
 JOIN_GUARDS = Pass(
     "join_guards", "loop", "loop", join_guards,
-    "Sums of sums under conditions become one sum under one condition, whose tests are bounds of the indices of loads.",
+    "Sums of sums under conditions become one sum under one condition, whose tests are bounds of the indices of loads.", needs="reduce",
 )  # fmt: skip
 SQUARE_TRIANGLES = Pass(
     "square_triangles", "program", "program", square_triangles,
-    "Products of which a triangle counts become contractions that skip tiles outside of it; results that are no number are added up again, term by term.",
+    "Products of which a triangle counts become contractions that skip tiles outside of it; results that are no number are added up again, term by term.", needs="reduce",
 )  # fmt: skip
 SQUARE_RESULTS = Pass(
     "square_results", "program", "program", square_results,
-    "Products of which some results are wanted, a triangle or what a condition stores, are computed whole to scratch; the rest of the kernel takes what counts.",
+    "Products of which some results are wanted, a triangle or what a condition stores, are computed whole to scratch; the rest of the kernel takes what counts.", needs="reduce",
+)  # fmt: skip
+MULTIPLY_TAPS = Pass(
+    "multiply_taps", "program", "program", multiply_taps,
+    "CPU: sums whose terms count only where `p % s == 0` become one product for all taps, and a sum of its results, where that takes less time than phases.", takes=("target", "sizes"), needs="reduce",
 )  # fmt: skip
 SPLIT_PHASES = Pass(
     "split_phases", "program", "program", split_phases,
-    "Sums whose terms count only where `p % s == 0` become one kernel for each rest of the results' index, with the terms that count and `p // s` affine.",
+    "Sums whose terms count only where `p % s == 0` become one kernel for each rest of the results' index, with the terms that count and `p // s` affine.", needs="reduce",
 )  # fmt: skip
 EMPTY_ROWS = Pass(
     "empty_rows", "loop", "loop", empty_rows,
-    "Rows of a softmax-weighted sum that a mask leaves without terms are zero.",
+    "Rows of a softmax-weighted sum that a mask leaves without terms are zero.", needs="reduce",
 )  # fmt: skip
 SPLIT_AXES = Pass(
     "split_axes", "loop", "loop", split_axes,
     "An axis that loops walk in blocks becomes two, such as the heads that lie side by side in a row.",
+)  # fmt: skip
+DROP_SINGLE = Pass(
+    "drop_single", "loop", "loop", drop_single,
+    "CPU: a nest of two loops of which one has a single turn becomes one loop: a product with one row is a matrix times a vector.",
 )  # fmt: skip
 COLLAPSE = Pass(
     "collapse", "loop", "loop", collapse,
@@ -235,11 +263,11 @@ COLLAPSE = Pass(
 )  # fmt: skip
 SHIFTED_VARIANCE = Pass(
     "shifted_variance", "loop", "loop", shifted_variance,
-    "A variance written as a difference of two means is computed about the mean.",
+    "A variance written as a difference of two means is computed about the mean.", needs="reduce",
 )  # fmt: skip
 STABILISE = Pass(
     "stabilise", "loop", "loop", stabilise,
-    "Picks forms that lose fewer bits: `1 + tanh(u)` as a sigmoid, `k(x + cx³)` as `x(k + kcx²)`.",
+    "Picks forms that lose fewer bits: `1 + tanh(u)` as a sigmoid, `k(x + cx³)` as `x(k + kcx²)`.", needs="tanh",
 )  # fmt: skip
 FUSE_MULTIPLY_ADD = Pass(
     "fuse_multiply_add", ANY, ANY, fuse_multiply_add,
@@ -247,70 +275,75 @@ FUSE_MULTIPLY_ADD = Pass(
 )  # fmt: skip
 MARK_LOW_PRECISION = Pass(
     "mark_low_precision", "loop", "loop", mark_low_precision,
-    "Marks functions of whose results only few bits count.",
+    "Marks functions of whose results only few bits count.", needs="exp exp2 sigmoid div",
 )  # fmt: skip
 DROP_EMPTY = Pass(
     "drop_empty", "program", "program", drop_empty, "Kernels that write nothing, since no condition of theirs can hold, are dropped.",
 )  # fmt: skip
 STAGE_ATTENTION = Pass(
     "stage_attention", "program", "program", stage_attention,
-    "GPUs without asynchronous copies: attention becomes three kernels, scores, weights and weighted values, with scratch arrays between them.", takes=("target", "sizes"),
+    "GPUs: attention that no kernel of its own computes becomes three, scores, weights and weighted values, with scratch arrays between them.", takes=("target", "sizes"), gpu=True, needs="reduce",
 )  # fmt: skip
 FISSION_PRODUCTS = Pass(
     "fission_products", "program", "program", fission_products,
-    "A nest with several products of different rows (`x @ w + h @ u`) becomes one kernel for each; they hand on their sums.",
+    "A nest with several products of different rows (`x @ w + h @ u`) becomes one kernel for each; they hand on their sums.", needs="reduce",
 )  # fmt: skip
 PLAN = Pass(
     "plan", "program", "plans", plan_contractions,
     "Picks schedules of contractions, attention and rows for the sizes of the call (`passes/choose/plan.py`); rewrites nothing.",
-    takes=("target", "sizes", "given", "metadata"), gives="plans",
+    takes=("target", "sizes", "given", "metadata"), gives="plans", needs="reduce for",
 )  # fmt: skip
 FUSE_HORIZONTALLY = Pass(
     "fuse_horizontally", "program", "program", fuse_horizontally,
     "Products of the same rows (gate and up; queries, keys and values) become one kernel where their plans say `beside`.",
-    takes=PLANNED, gives="plans",
+    takes=PLANNED, gives="plans", needs="reduce",
 )  # fmt: skip
 ROW_PROLOGUES = Pass(
     "row_prologues", "program", "program", row_prologues,
     "Norms of rows that only products with few rows read are computed in these, by every block again.",
-    takes=PLANNED, gives="plans",
+    takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 ROW_MAPS = Pass(
     "row_maps", "program", "program", row_maps,
     "GPU: norms of few rows that only maps read (rotary positions) are computed by these, a row at a time.",
-    takes=("plans", "target", "hints"), gives="plans",
+    takes=("plans", "target", "hints"), gives="plans", needs="reduce",
 )  # fmt: skip
 CLIP_WINDOWS = Pass(
     "clip_windows", "loop", "loop", clip_windows,
-    "CPU: sums over a window end where what they read ends, if that is the same for a whole vector.", takes=TARGET,
+    "CPU: sums over a window end where what they read ends, if that is the same for a whole vector.", takes=TARGET, needs="reduce",
 )  # fmt: skip
 PAD_WINDOWS = Pass(
     "pad_windows", "program", "program", pad_windows,
     "CPU: inputs read through a window get a frame of zeros, so that no guard is left.",
-    takes=("plans", "target"), gives="plans",
+    takes=("plans", "target"), gives="plans", needs="reduce",
 )  # fmt: skip
 TO_CHANNELS_LAST = Pass(
     "to_channels_last", "program", "program", to_channels_last,
     "Images with channels first are copied to channels last, which the copy engine reads as pixels; results are copied back.",
-    takes=PLANNED, gives="plans",
+    takes=PLANNED, gives="plans", needs="plans",
+)  # fmt: skip
+GATHER_PHASES = Pass(
+    "gather_phases", "program", "program", gather_phases,
+    "Phases of a transposed convolution whose schedules say so write their results side by side to scratch; one kernel puts all of them in their places.",
+    takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 SPLIT_IMAGES = Pass(
     "split_images", "program", "program", split_images,
     "Convolutions of f32 whose schedule says so read copies of their factors as parts of tf32, images with channels last, and sum up products of parts.",
-    takes=PLANNED, gives="plans",
+    takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 REPACK = Pass(
     "repack", "program", "program", repack,
-    "Operands that the copy engine cannot read are packed into ones that it can.", takes=PLANNED, gives="plans",
+    "Operands that the copy engine cannot read are packed into ones that it can.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 WIDEN_OPERANDS = Pass(
     "widen_operands", "program", "program", widen_operands,
-    "8-bit operands of attention are copied to 16-bit ones.", takes=PLANNED, gives="plans",
+    "8-bit operands of attention are copied to 16-bit ones.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 SPLIT_ATTENTION = Pass(
     "split_attention", "program", "program", split_attention,
     "Attention of few queries over many keys becomes two kernels where its schedule says so: parts of the keys, and the sum of the parts.",
-    takes=("plans", "target", "hints"), gives="plans",
+    takes=("plans", "target", "hints"), gives="plans", needs="reduce",
 )  # fmt: skip
 FLATTEN_ROWS = Pass(
     "flatten_rows", "loop", "loop", flatten_rows,
@@ -318,22 +351,26 @@ FLATTEN_ROWS = Pass(
 )  # fmt: skip
 CUT_ROWS = Pass(
     "cut_rows", "program", "program", cut_rows,
-    "GPU: sums over several axes, and long rows that are walked several times, become kernels for stretches of them, one that combines these, and one with a point for each element.",
-    takes=("plans", "target", "hints", "metadata"), gives="plans",
+    "Sums over several axes, and long rows that are walked several times, become kernels for stretches of them, one that combines these, and one with a point for each element; on CPUs, sums beside one another.",
+    takes=("plans", "target", "hints", "metadata"), gives="plans", needs="reduce",
 )  # fmt: skip
 SEPARATE_WINDOWS = Pass(
     "separate_windows", "program", "program", separate_windows,
-    "GPU: windows of several axes with many terms are reduced along one axis after the other.", takes=("plans", "target"), gives="plans",
+    "GPU: windows of several axes with many terms are reduced along one axis after the other.", takes=("plans", "target"), gives="plans", needs="reduce",
+)  # fmt: skip
+SEPARATE_COLUMNS = Pass(
+    "separate_columns", "program", "program", separate_columns,
+    "CPU: windows of several axes with many terms are reduced along one axis after the other, down the columns first.", takes=("plans", "target"), gives="plans", needs="reduce",
 )  # fmt: skip
 SPLIT_REDUCTIONS = Pass(
     "split_reductions", "program", "program", split_reductions,
     "A long reduction with few results becomes two kernels; so does a contraction whose schedule says so (split-K).",
-    takes=("plans", "target", "hints"), gives="plans",
+    takes=("plans", "target", "hints"), gives="plans", needs="reduce",
 )  # fmt: skip
 SPLIT_SCATTERS = Pass(
     "split_scatters", "program", "program", split_scatters,
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
-    takes=("plans", "target", "hints", "metadata"), gives="plans",
+    takes=("plans", "target", "hints", "metadata"), gives="plans", needs="accumulate",
 )  # fmt: skip
 READ_AHEAD = Pass(
     "read_ahead", "program", "program", read_ahead,
@@ -363,7 +400,7 @@ PREFETCH_EARLY = Pass(
 SPLIT_SCANS = Pass(
     "split_scans", "program", "program", split_scans,
     "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
-    takes=("plans", "target", "hints"), gives="plans",
+    takes=("plans", "target", "hints"), gives="plans", needs="for",
 )  # fmt: skip
 VERSION_RECORDS = Pass(
     "version_records", "program", "program", version_records,
@@ -371,15 +408,15 @@ VERSION_RECORDS = Pass(
 )  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,
-    "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans",
+    "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans", needs="plans",
 )  # fmt: skip
 ADD_COUNTERS = Pass(
     "add_counters", "program", "program", add_counters,
-    "A kernel whose blocks fetch their next tile gets the counter that they fetch it from.", takes=PLANNED, gives="plans",
+    "A kernel whose blocks fetch their next tile gets the counter that they fetch it from.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 ONE_PASS_VARIANCE = Pass(
     "one_pass_variance", "loop", "loop", one_pass_variance,
-    "A sum, and the squared distances of its terms from their mean, become one pass over long rows.", takes=TARGET,
+    "A sum, and the squared distances of its terms from their mean, become one pass over long rows.", takes=TARGET, needs="reduce",
 )  # fmt: skip
 CHOOSE = Pass(
     "choose", "program", "plans", choose_schedules,
@@ -433,10 +470,11 @@ WATCH_INDICES = Pass(
 CHECK_INDICES = Pass(
     "check_indices", "program", "program", check_indices,
     "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
+    needs="@watch within",
 )  # fmt: skip
 SHARE_SCATTERS = Pass(
     "share_scatters", "tile", "tile", share_scatters,
-    "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",),
+    "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",), needs="accumulate",
 )  # fmt: skip
 FUSE_LOOPS = Pass(
     "fuse_loops", "tile", "tile", fuse_loops,
@@ -460,15 +498,15 @@ LOWER_ROW_DOTS = Pass(
 )  # fmt: skip
 STAGE_UNITS = Pass(
     "stage_units", "program", "program", stage_units,
-    "GPU: what packed rows are multiplied with is laid out for the lanes that read it.", takes=("plans",), gives="plans",
+    "GPU: what packed rows are multiplied with is laid out for the lanes that read it.", takes=("plans",), gives="plans", needs="plans",
 )  # fmt: skip
 UNPACK_WEIGHTS = Pass(
     "unpack_weights", "program", "program", unpack_weights,
-    "Packed weights of products with many rows are unpacked to scratch first, on a GPU in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
+    "Packed weights of products with many rows are unpacked to scratch first, on a GPU in the dtype that they are multiplied in.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 SPLIT_TERMS = Pass(
     "split_terms", "program", "program", split_terms,
-    "Hopper: factors of f32 are written to scratch as three terms of bf16, and products become six of these.", takes=PLANNED, gives="plans",
+    "Hopper: factors of f32 are written to scratch as three terms of bf16, and products become six of these.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
@@ -484,15 +522,16 @@ MERGE_STORES = Pass(
 )  # fmt: skip
 CHOOSE_VALUES = Pass(
     "choose_values", "thread", "thread", choose_values,
-    "CPU: short branches in loops that only choose a value become `select`; loads whose place surely exists are done anyway.",
+    "CPU: short branches in loops that only choose a value become `select`; loads whose place surely exists are done anyway.", needs="if",
 )  # fmt: skip
 SHORT_REMAINDERS = Pass(
     "short_remainders", "thread", "thread", short_remainders,
-    "CPU: remainders of numbers that are surely less than twice the divisor become a comparison and a subtraction.",
+    "CPU: remainders of numbers that are surely less than twice the divisor become a comparison and a subtraction.", needs="mod",
 )  # fmt: skip
 INTERLEAVE = Pass(
     "interleave", "thread", "thread", interleave,
     "CPU: vectors that take every second element, or third or fourth, and lie in between each other are read and written as whole ones.", takes=TARGET,
+    needs="pack extract",
 )  # fmt: skip
 FETCH_ROWS = Pass(
     "fetch_rows", "thread", "thread", fetch_rows,
@@ -524,23 +563,24 @@ LOWER_MMA_ATTENTION = Pass(
 )  # fmt: skip
 MINMAX_BEFORE_WIDENING = Pass(
     "minmax_before_widening", "thread", "thread", minmax_before_widening,
-    "GPU: the larger of two widened numbers is found before they are widened.", takes=TARGET,
+    "GPU: the larger of two widened numbers is found before they are widened.", takes=TARGET, needs="cast",
 )  # fmt: skip
 EXPAND_MATH = Pass(
     "expand_math", "thread", "thread", expand_math,
-    "Functions become arithmetic.", takes=TARGET,
+    "Functions become arithmetic.", takes=TARGET, needs=" ".join(_FUNCTIONS),
 )  # fmt: skip
 EXPAND_RANDOM = Pass(
     "expand_random", "thread", "thread", expand_random,
     "Random numbers become the arithmetic of Philox; neighbours in a vec share its blocks.", takes=TARGET,
+    needs=" ".join(_RANDOM),
 )  # fmt: skip
 EXPAND_CASTS = Pass(
     "expand_casts", "thread", "thread", expand_casts,
-    "Conversions without an instruction become arithmetic.", takes=TARGET,
+    "Conversions without an instruction become arithmetic.", takes=TARGET, needs="cast",
 )  # fmt: skip
 DIVIDE_BY_RECIPROCAL = Pass(
     "divide_by_reciprocal", "thread", "thread", divide_by_reciprocal,
-    "Vectors divided by one number are multiplied with its reciprocal: on a CPU corrected, to the same bits; on a GPU where few bits count.", takes=TARGET,
+    "Vectors divided by one number are multiplied with its reciprocal: on a CPU corrected, to the same bits; on a GPU where few bits count.", takes=TARGET, needs="div",
 )  # fmt: skip
 PERSISTENT_KERNEL = Pass(
     "persistent_kernel", "program", "program", persistent_kernel,
@@ -666,6 +706,7 @@ PICK_TO_THREAD = Selection("to_thread", to_thread_pass, tuple(rule.lowering for 
 
 UNPLANNED_CPU = When("kernels without a plan, on a CPU", lambda kernel, context: context.schedule is None and not context.simt)
 UNPLANNED = When("kernels without a plan", lambda kernel, context: context.schedule is None)
+CHOSEN_CPU = When("on a CPU", lambda kernel, context: context.target is not None and not context.simt)
 ON_CPU = When("on a CPU", lambda kernel, context: not context.simt)
 SHORT_INDICES = When("where a target counts in 32 bits", lambda kernel, context: context.target is not None and context.target.index_bits < 64)
 NO_FLOAT_ATOMICS = When("where a target has no atomics of floats", lambda kernel, context: context.target is not None and not context.target.atomic_floats)
@@ -734,9 +775,11 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),
         Step(SQUARE_RESULTS, "Before square_triangles, which sees the sums of all results."),
         Step(SQUARE_TRIANGLES, "Beside join_guards: the condition it writes is one."),
+        Step(MULTIPLY_TAPS, "After join_guards, as split_phases, which takes what it leaves."),
         Step(SPLIT_PHASES, "After join_guards: a condition has all tests of a sum."),
         Step(EMPTY_ROWS, "Needs the maximum and sums that recover_reductions finds."),
         Step(SPLIT_AXES, "Before collapse, which would join axes that have to be apart."),
+        Step(DROP_SINGLE, "Before collapse, which merges the loops that are left.", CHOSEN_CPU),
         Step(COLLAPSE, "After untile and split_axes: indices are now those of the arrays."),
         Step(SHIFTED_VARIANCE, "Before products and sums become `fma`."),
         Step(STABILISE, "Before products and sums become `fma`."),
@@ -755,8 +798,10 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(ROW_PROLOGUES, "After fuse_horizontally: rows that two products read are computed once in the kernel that has both."),
         Step(ROW_MAPS, "After row_prologues: rows that products compute themselves are no kernels any more."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
+        Step(SEPARATE_COLUMNS, "Before clip_windows: windows are still of known length."),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
+        Step(GATHER_PHASES, "Before images are copied: kernels of phases still stand one after another."),
         Step(SPLIT_IMAGES, "Beside to_channels_last: what it makes has channels last, and nothing is left to pack."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
@@ -910,6 +955,15 @@ def all_passes() -> Iterator[Pass]:
     yield from dict.fromkeys(one for step in steps for one in step.passes)
 
 
+def loaders() -> Iterator[Callable[[], object]]:
+    """What loads the modules of all passes, one by one."""
+    for one in all_passes():
+        if isinstance(one.function, LateFunction):
+            yield lambda function=one.function: function.loaded  # type: ignore[misc]
+    for name in ("attention", "gemv", "hints", "horizontal_fusion", "matrix", "refusals"):
+        yield functools.partial(importlib.import_module, f"tilewright.passes.choose.{name}")
+
+
 # -- the ways through them --------------------------------------------------------------------------------------------
 
 
@@ -1011,7 +1065,7 @@ def merge_launches(program: Program, trace: Trace) -> Program:
 
 def share_memory(thread: Program, loop: Program, trace: Trace) -> Program:
     """The thread-stage program with scratch arrays in common memory; `loop` is the same at the loop stage."""
-    return run_order(ORDERS["memory"], thread, PassContext(loop=loop), trace)[0]
+    return run_order(ORDERS["memory"], thread, PassContext(loop=loop), trace)[0] if thread.scratch else thread
 
 
 def watch_accesses(program: Program, trace: Trace) -> tuple[Program, tuple[Site, ...]]:

@@ -9,6 +9,8 @@ that holds what the pass was given. `TILEWRIGHT_DUMP=folder` writes what every p
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
 import os
 import tempfile
@@ -16,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,8 +39,8 @@ from tilewright.tree.typed import TypedKernel
 from tilewright.tree.typed_text import show
 
 if TYPE_CHECKING:
+    from tilewright.passes.common.fusion_report import FusionReport
     from tilewright.passes.late.bounds_checks import Site
-    from tilewright.passes.program.fuse import FusionReport
 
 Result = TypeVar("Result")
 Subject = Kernel | Program | TypedKernel | BlockGraph
@@ -45,6 +48,26 @@ Subject = Kernel | Program | TypedKernel | BlockGraph
 ANY = "any"
 """The stage of a pass that takes a kernel of any stage and returns one of the same."""
 _KERNELS = ("loop", "tile", "thread", ANY)
+
+
+class LateFunction:
+    """The function of a pass, whose module is loaded when it runs first: most kernels take few of all passes."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+    @functools.cached_property
+    def loaded(self) -> Callable[..., object]:
+        found: Callable[..., object] = getattr(importlib.import_module(self.module), self.name)
+        return found
+
+    def __call__(self, *arguments: object) -> object:
+        return self.loaded(*arguments)
+
+
+def late(module: str, name: str) -> LateFunction:
+    """The function of a module of passes, by its place under `tilewright.passes`."""
+    return LateFunction(f"tilewright.passes.{module}", name)
 
 
 @record(identity=True)
@@ -64,10 +87,27 @@ class Pass:
     """Fields of the context that the function takes."""
     gives: str = ""
     """The field of the context that the function returns besides."""
+    gpu: bool = False
+    """Whether it does nothing where the target is a CPU, or not known. It is not loaded there."""
+    needs: str = ""
+    """What it does nothing without: the opcode of some op, one of several words, `@name` for an attribute of some op; or `plans`, of any call. Without it the pass
+    is not even loaded."""
 
     @property
     def is_of_kernels(self) -> bool:
         return self.source in _KERNELS
+
+    def is_idle(self, subject: Subject, context: PassContext) -> bool:
+        """Whether it has nothing to do."""
+        if self.gpu and not context.simt:
+            return True
+        if not self.needs or context.given:
+            return False
+        if self.needs == "plans":
+            return not any(context.plans)
+        kernels = (subject,) if isinstance(subject, Kernel) else tuple(call.kernel for call in subject.calls) if isinstance(subject, Program) else ()
+        wanted = self.needs.split()
+        return bool(kernels) and all(kernel.opcodes.isdisjoint(wanted) for kernel in kernels)
 
 
 @record
@@ -152,12 +192,18 @@ class Step:
         return self.run.choose(context.schedule, context.target)
 
 
-@dataclass
 class Trace:
     """Seconds spent in each pass; and, where `dump` names a folder, a file for what each pass returned."""
 
-    times: dict[str, float] = field(default_factory=dict)
-    dump: str = field(default_factory=lambda: environment.text("TILEWRIGHT_DUMP"))
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+        self.dump = environment.text("TILEWRIGHT_DUMP")
+
+    def copied(self) -> Trace:
+        """The same times, to be added to apart."""
+        own = copy(self)
+        own.times = dict(self.times)
+        return own
 
     def record(self, name: str, seconds: float, text: Callable[[], str]) -> None:
         self.times[name] = self.times.get(name, 0.0) + seconds
@@ -231,6 +277,9 @@ def run_on_kernel(one: Pass, kernel: Kernel, context: PassContext, trace: Trace)
             verify_kernel(result)
         return result
 
+    if one.is_idle(kernel, context):
+        _check_idle(one, kernel, context, trace, checked)
+        return kernel
     if one.source not in (ANY, kernel.stage.value):
         raise _blame(one, kernel, context, f"it takes stage {one.source}, the kernel is of stage {kernel.stage.value}")
     return _run(one, kernel, context, trace, checked, print_kernel)
@@ -250,7 +299,33 @@ def run_on_program(one: Pass, subject: Program | TypedKernel | BlockGraph, conte
             verify_program(result, known)
         return result, replace(context, **{one.gives: extra}) if one.gives else context
 
+    if isinstance(subject, Program) and one.is_idle(subject, context):
+        if one.result == "plans":
+            context = replace(context, plans=(None,) * len(subject.calls))
+        _check_idle(one, subject, context, trace, lambda returned: checked(returned)[0])
+        return subject, context
     return _run(one, subject, context, trace, checked, lambda done: print_program(done[0]))
+
+
+def _check_idle(one: Pass, subject: Kernel | Program, context: PassContext, trace: Trace, checked: Callable[[object], Subject]) -> None:
+    """A pass that has nothing to do. Where passes are verified it runs all the same, and must leave everything as it is."""
+
+    def text() -> str:
+        return _described(subject, context)[1]
+
+    if not getattr(_thread, "hurry", False) and environment.word("TILEWRIGHT_VERIFY") == "passes":
+
+        def unchanged(returned: object) -> object:
+            result = checked(returned)
+            if one.result == "plans" and isinstance(returned, tuple) and any(returned):
+                raise ValueError(f"it says that it needs '{one.needs}', and plans without")
+            if result is not subject and _described(result, context)[1] != text():
+                raise ValueError(f"it says that it needs '{one.needs}', and changes what has none")
+            return result
+
+        _run(one, subject, context, trace, unchanged, lambda _: text())
+        return
+    trace.record(one.name, 0.0, text)
 
 
 def _run(

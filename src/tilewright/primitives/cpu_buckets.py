@@ -2,7 +2,7 @@
 
 In: as for GPUs (`sort.SortPlan`). Out: a program of kernels: the smallest and the largest key; how many keys of each chunk go to each
 of `BUCKETS` buckets, which cut the range between them evenly; where they go; the move; and a radix sort of each bucket over the bits
-that its keys do not share, up to 11 at a time. Buckets are what threads share out.
+that its keys do not share, up to 11 at a time, fewer where a bucket has few keys. Buckets are what threads share out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ BITS = 10
 BUCKETS = 1 << BITS
 _DIGIT = 11
 _TABLE = 1 << _DIGIT
+_MOST_PASSES = 8
+_KEY_STEPS = 2
+"""What a key costs in a pass, in entries of its table."""
 
 
 def bucket_sort_program(plan: SortPlan, chunks: int = 16) -> Program:
@@ -193,8 +196,7 @@ class _Buckets:
             sides = [(by_name[keys], by_name.get(values)) for keys, values in self.sides]
             low, high = starts[c.block()], starts[c.block() + 1]
             least, shift = cut[0].to(self.unsigned), cut[1]
-            passes = (shift + (_DIGIT - 1)) // _DIGIT
-            bits = (shift + passes - 1) // passes.max(1)
+            bits = _digit_bits(c, high - low, shift)
             size = (c.const(1, i64) << bits.bits(i64)).max(8)
             mask = (size - 1).to(self.unsigned)
             table = c.alloc("local", i64, _TABLE, align=64)
@@ -254,3 +256,14 @@ class _Buckets:
             c.either(second, lambda: finish(1), lambda: finish(0))
 
         return self._call("sort_buckets", BUCKETS, ["cut", "starts", *names], body)
+
+
+def _digit_bits(c: Code, count: Num, shift: Num) -> Num:
+    """Bits of a digit for which `count` keys of `shift` bits are sorted soonest: a pass counts and moves every key, and walks a table of all digits."""
+    best, bits = c.const(1 << 62, i64), c.const(1, u64)
+    for passes in range(1, _MOST_PASSES + 1):
+        wide = ((shift + (passes - 1)) // passes).max(1)
+        steps = (count * _KEY_STEPS + (c.const(1, i64) << wide.min(_DIGIT).bits(i64))) * passes
+        better = (wide <= _DIGIT) & (steps < best)
+        best, bits = c.select(better, steps, best), c.select(better, wide, bits)
+    return bits

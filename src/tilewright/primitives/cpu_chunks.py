@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewright.base.chunks import chunk
 from tilewright.base.dtypes import DType, bool_, i64, u32
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.ir.nodes import Kernel
@@ -28,7 +29,7 @@ VECTOR = 64
 
 def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
     """The program `x, init -> y`."""
-    chunks = ceildiv(N, CHUNK)
+    chunks = ceildiv(N, chunk(CHUNK))
     totals = scratch("totals", monoid.dtype, chunks)
     x, y = tensor(dtype, N), tensor(result, 1)
 
@@ -51,7 +52,7 @@ def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
 def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bool = False, trues: bool = False) -> Program:
     """The program `x, mask? -> y, count`; with `heads` or `trues` as `filter.filter_program`."""
     positions = heads or trues
-    chunks = ceildiv(N, CHUNK)
+    chunks = ceildiv(N, chunk(CHUNK))
     kept = i64 if positions else dtype
     totals, before = scratch("totals", i64, chunks), scratch("before", i64, chunks)
     x, y, count = tensor(dtype, N), tensor(kept, N), tensor(i64, 1)
@@ -140,7 +141,7 @@ def runs_program_cpu(dtype: DType) -> Program:
 
     def body(c: Code, x: Mem, places: Mem, values: Mem, lengths: Mem) -> None:
         number = c.size(count)
-        low = c.block() * CHUNK
+        low = c.block() * chunk(CHUNK)
         last = number - 1
 
         def one(i: Num) -> None:
@@ -148,17 +149,17 @@ def runs_program_cpu(dtype: DType) -> Program:
             values.store(i, x[here])
             lengths.store(i, c.select(i < last, places[(i + 1).min(last)], c.size(N)) - here)
 
-        c.loop(low, (low + CHUNK).min(number), 1, [], one)
+        c.loop(low, (low + chunk(CHUNK)).min(number), 1, [], one)
 
     params: list[tuple[str, Type]] = [("x", x), ("places", places), ("values", values), ("lengths", lengths)]
     arrays = [ProgramArray(name, type_, "input" if k < 2 else "output") for k, (name, type_) in enumerate(params)]  # type: ignore[arg-type]
-    kernel = _kernel("runs", [ceildiv(count, CHUNK)], params, body)
+    kernel = _kernel("runs", [ceildiv(count, chunk(CHUNK))], params, body)
     return Program("runs", tuple(arrays[:2]), tuple(arrays[2:]), (), (call(kernel),))
 
 
 def histogram_program_cpu(dtype: DType, bins: int, unit: bool, chunks: int = 16) -> Program:
     """The program `x, low, high, scale -> counts` of `histogram.histogram_program`: a table for each of some chunks, then their sums."""
-    pieces = minimum(ceildiv(N, CHUNK), chunks)
+    pieces = minimum(ceildiv(N, chunk(CHUNK)), chunks)
     tables = scratch("tables", i64, pieces * bins)
     number = i64 if unit else number_dtype(dtype)
     x, counts = tensor(dtype, N), tensor(i64, bins)
@@ -204,8 +205,8 @@ def _kernel(name: str, grid: list[Size | int], params: list[tuple[str, Type]], b
 
 
 def _bounds(c: Code) -> tuple[Num, Num]:
-    low = c.block() * CHUNK
-    return low, (low + CHUNK).min(c.size(N))
+    low = c.block() * chunk(CHUNK)
+    return low, (low + chunk(CHUNK)).min(c.size(N))
 
 
 def _prefix_kernel(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.base.chunks import chunk
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.ir.nodes import Kernel
@@ -95,7 +96,7 @@ def _whole_program(plan: ScanPlan) -> Program:
 
 def _split_program(plan: ScanPlan) -> Program:
     params, inputs, outputs = interface(plan, (ROWS, N))
-    chunks = ceildiv(N, CHUNK)
+    chunks = ceildiv(N, chunk(CHUNK))
     dtypes = plan.function.dtypes
     totals = [scratch(f"total{k}", d, ROWS, chunks) for k, d in enumerate(dtypes)]
     before = [scratch(f"before{k}", d, ROWS, chunks) for k, d in enumerate(dtypes)]
@@ -104,7 +105,7 @@ def _split_program(plan: ScanPlan) -> Program:
     def bounds(c: Code) -> tuple[Num, Num, Num, Num]:
         several = c.size(chunks)
         r, k = c.block() // several, c.block() % several
-        return r, k, k * CHUNK, ((k + 1) * CHUNK).min(c.size(N))
+        return r, k, k * chunk(CHUNK), ((k + 1) * chunk(CHUNK)).min(c.size(N))
 
     def total_body(c: Code, *given: Mem | Num) -> None:
         lines, sums = unpack(plan, given)

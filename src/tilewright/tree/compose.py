@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from tilewright.base.errors import Diagnostics
+from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.inline import declared, inline, nodes, reduced_into, renamed
@@ -53,17 +54,19 @@ class Composer:
 
     def __init__(
         self, functions: Mapping[str, Function], is_known: Callable[[str], bool], sink: Diagnostics,
-        is_host_call: Callable[[syntax.Call], bool] = lambda call: False,
+        is_host_call: Callable[[syntax.Call], bool] = lambda call: False, library: Mapping[str, Callable[[syntax.Call], syntax.Call]] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        """`library` gives calls of words that are kernels themselves as calls of those."""
         self._functions = functions
         self.is_host_call = is_host_call
+        self._library = library
         self._is_known = is_known
         self._sink = sink
         self._open: list[str] = []
 
     def linked(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """Statements of a compute block with `Callee`s for the functions they call."""
-        if not any(isinstance(n, syntax.Name) and n.id in self._functions for n in nodes(body)):
+        if not any(isinstance(n, syntax.Name) and (n.id in self._functions or n.id in self._library) for n in nodes(body)):
             return body
         return _Linker(self).statements(body)
 
@@ -84,6 +87,18 @@ class Composer:
             return syntax.Callee(inline(self.flat(self._functions[name]), self._sink), span=span)
         finally:
             self._open.pop()
+
+    def expanded(self, call: syntax.Call) -> syntax.Call:
+        """A call of a word that is a kernel itself as a call of that kernel."""
+        expand = None if self.is_function(call.function) or not isinstance(call.function, syntax.Name) else self._library.get(call.function.id)
+        if expand is None:
+            return call
+        try:
+            return expand(call)
+        except UserError as error:
+            for said in error.diagnostics:
+                self._sink.error(said.code, said.message, said.span, said.help)
+            return call
 
     def is_function(self, node: Expr) -> bool:
         return isinstance(node, syntax.Name) and node.id in self._functions
@@ -116,6 +131,10 @@ class _Linker:
         if isinstance(item, syntax.Pipe):
             first = Argument(item.value, span=item.value.span)
             item = replace(item.call, args=(first, *item.call.args), span=item.span)
+        if isinstance(item, syntax.Call):
+            item = self.composer.expanded(item)
+        if isinstance(item, syntax.Callee):
+            return item
         if isinstance(item, syntax.Compute):
             return self.compute(item)
         values = {name: value for name, value in vars(item).items() if name != "span"}

@@ -132,8 +132,8 @@ def _without_rebinding(callee: Function) -> Function:
 
 
 def _size_names(type_: Expr | None) -> list[str]:
-    """`f32[rows, 4]`: the names of its extents."""
-    return [e.id for e in type_.indices if isinstance(e, syntax.Name)] if isinstance(type_, syntax.Index) else []
+    """`f32[rows, 4]`: the names of its extents. `tw.Array[tw.f32]` has none."""
+    return [e.id for e in type_.indices if isinstance(e, syntax.Name) and not dtypes.is_name(e.id)] if isinstance(type_, syntax.Index) else []
 
 
 class _Inliner:
@@ -317,7 +317,7 @@ class _Inliner:
 
 
 def _says_something(type_: Expr) -> bool:
-    return isinstance(type_, syntax.Index) or (isinstance(type_, syntax.Name) and (type_.id.lower() in ("array", "tensor") or dtypes.is_name(type_.id)))
+    return isinstance(type_, syntax.Index | syntax.StructType) or (isinstance(type_, syntax.Name) and (type_.id.lower() in ("array", "tensor") or dtypes.is_name(type_.id)))
 
 
 def renamed(item: _T, names: Mapping[str, Expr], call: Span | None = None) -> _T:

@@ -15,7 +15,7 @@ from math import prod
 
 from tilewright.base import levels
 from tilewright.base.errors import Diagnostics
-from tilewright.base.record import record
+from tilewright.base.record import brief, record
 from tilewright.base.target import NVPTX
 from tilewright.tree import syntax
 from tilewright.tree.kernel_words import ALIASES, ATTRIBUTE, BLOCK, FUNCTION, KIND, REFUSED, KindWord, Value
@@ -82,6 +82,8 @@ class KernelHints:
     tile: tuple[tuple[str, int], ...] = ()
     """`@tile(block_q=64)`: names (or axis numbers) and extents."""
 
+    __repr__ = brief
+
 
 @record
 class ExecutionConstraints:
@@ -94,6 +96,8 @@ class ExecutionConstraints:
     cpu_affinity: int | None = None
     target_latency_ns: int | None = None
     critical_path: bool = False
+
+    __repr__ = brief
 
 
 @record
@@ -135,6 +139,8 @@ class KernelMetadata:
     constraints: ExecutionConstraints = field(default_factory=ExecutionConstraints)
     kernels: tuple[tuple[str, KernelMetadata], ...] = ()
     """Of several blocks that are one program: what each says about its kernels, by their names."""
+
+    __repr__ = brief
 
     @property
     def unchecked(self) -> bool:
@@ -196,9 +202,25 @@ REDUCTION_NAMES = {
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """`did you mean 'x'?`, or nothing when no name is close."""
-    close = difflib.get_close_matches(name, known, n=1)
+    """`did you mean 'x'?`, or nothing when no name is close: one letter in three may be wrong, missing, too many or in the other's place."""
+    close = [other for other in difflib.get_close_matches(name, known, n=4) if slips(name, other) <= max(1, len(name) // 3)]
     return f"did you mean '{close[0]}'?" if close else ""
+
+
+def slips(name: str, other: str) -> int:
+    """How many letters are wrong, missing, too many, or exchanged with their neighbour."""
+    name, other = name.lower(), other.lower()
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(name, 1):
+        following = [i]
+        for j, wanted in enumerate(other, 1):
+            least = min(row[j] + 1, following[j - 1] + 1, row[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and wanted == name[i - 2]:
+                least = min(least, before[j - 2] + 1)
+            following.append(least)
+        before, row = row, following
+    return row[-1]
 
 
 class _Bad(Exception):

@@ -6,6 +6,7 @@ In: untyped statements. Out: names with the place of their first use, and rewrit
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -166,13 +167,18 @@ def _children(node: Node) -> list[Expr]:
 
 def substitute(item: _T, replacements: list[tuple[Expr, syntax.Name]]) -> _T:
     """`item` (a node or a tuple of nodes) with every part equal to a replacement's first replaced by its second."""
+    if not replacements:
+        return item
     if isinstance(item, tuple):
-        return tuple(substitute(part, replacements) for part in item)  # type: ignore[return-value]
+        parts = [substitute(part, replacements) for part in item]
+        return item if all(map(operator.is_, parts, item)) else tuple(parts)  # type: ignore[return-value]
     if not isinstance(item, Node):
         return item
     for old, new in replacements:
         if item == old:
             return dataclasses.replace(new, span=item.span)  # type: ignore[return-value]
-    parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.name != "span"}
-    changed = {name: substitute(value, replacements) for name, value in parts.items() if isinstance(value, Node | tuple)}
-    return dataclasses.replace(item, **changed)  # type: ignore[arg-type]
+    changed: dict[str, object] = {}
+    for name, value in vars(item).items():
+        if isinstance(value, Node | tuple) and (other := substitute(value, replacements)) is not value:
+            changed[name] = other
+    return dataclasses.replace(item, **changed) if changed else item  # type: ignore[arg-type]

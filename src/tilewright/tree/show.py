@@ -185,6 +185,8 @@ def _expression(node: Expr) -> str:
         return node.function.name
     if isinstance(node, syntax.Broken):
         return "<unread>"
+    if isinstance(node, syntax.StructType):
+        return node.layout.name
     return _compute(node)
 
 

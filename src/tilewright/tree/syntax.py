@@ -10,6 +10,7 @@ from dataclasses import field
 
 from tilewright.base.record import record
 from tilewright.base.source import NOWHERE, Span
+from tilewright.tree.structs.layout import StructLayout
 
 
 @record(kw_only=True)
@@ -107,6 +108,13 @@ class Callee(Node):
     """The function of a call: another kernel, whose body `inline.py` puts where the call is."""
 
     function: Function
+
+
+@record
+class StructType(Node):
+    """A class or dtype of structs, which a kernel names: as a dtype, or called to make one."""
+
+    layout: StructLayout
 
 
 @record
@@ -210,7 +218,7 @@ class Broken(Node):
 
 Expr = (
     Number | Bool | String | Nothing | IsNone | Name | Attribute | Index | Slice | Rest | Call | Unary | Binary | IfExpr | Tuple | List | Record
-    | Pipe | ReduceExpr | Await | Compute | Callee | Broken
+    | Pipe | ReduceExpr | Await | Compute | Callee | StructType | Broken
 )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ _OUTSIDE = {
     "cumprod": ("tw.gpu_scan", "@kernel scan(*)"), "scan": ("tw.gpu_scan", "@kernel scan(+)"), "histogram": ("tw.gpu_histogram", "@kernel histogram"),
     "bincount": ("tw.gpu_histogram", "@kernel histogram"), "unique": ("tw.gpu_unique", "@kernel sort"), "filter": ("tw.gpu_filter", "@kernel filter"),
     "nonzero": ("tw.gpu_filter", "@kernel filter"), "compress": ("tw.gpu_filter", "@kernel filter"), "topk": ("tw.gpu_sort", "@kernel sort"),
-    "median": ("tw.gpu_sort", "@kernel sort"), "searchsorted": ("tw.gpu_sort", "@kernel sort"),
+    "searchsorted": ("tw.gpu_sort", "@kernel sort"),
 }  # fmt: skip
 """What is done to whole arrays, by a primitive."""
 

@@ -24,7 +24,9 @@ from tilewright.zyn.known_extents import KnownExtents
 
 def every_error(error: UserError, module: syntax.Module, inputs: Mapping[str, object]) -> UserError:
     """The error, with all others there are for inputs like these."""
-    if type(error) is not UserError:
+    if (
+        type(error).__module__ != UserError.__module__
+    ):  # a fault of a critical function, or a deadlock: it stands for itself
         return error
     more = [
         d for d in _others(module, inputs) if d.code != "TW008" and not any(_is_same(d, known) for known in error.diagnostics)
@@ -59,7 +61,7 @@ class _ErrorCollector(Looker):
             return {key: self.like(name, part) for key, part in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self.like(name, part) for part in value) if type(value) in (list, tuple) else AbstractValue()
-        if value is None or isinstance(value, bool | int | float | str | np.generic):
+        if value is None or isinstance(value, bool | int | float | complex | str | np.generic):
             return value
         if isinstance(value, PackedArray):
             return AbstractValue()  # blocks have one axis more than the array

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from tilewright.execute.calls.run import Runner
 from tilewright.execute.devices import Device, device_of, find_device
 from tilewright.runtime.core import streams
+from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.syntax import Function
-from tilewright.zyn.host.block_runner import RecordableBlocks
+from tilewright.zyn.host.block_runner import LaunchedBlocks, RecordableBlocks
 from tilewright.zyn.parallel import is_spread, run_spread
 
 if TYPE_CHECKING:
@@ -35,6 +36,15 @@ class CompiledBlocks(RecordableBlocks):
                 runner = self._known[function] = Runner(function)
             seen = self._seen[id(function)] = function, runner
         return seen[1]
+
+    def launched(self) -> tuple[LaunchedBlocks, ...]:
+        found: list[LaunchedBlocks] = []
+        for function, runner in self._known.items():
+            artifact = runner.last
+            if artifact is not None:
+                blocks = tuple(p.function.name for p in function.parts) if isinstance(function, BlockGraph) else (function.name,)
+                found.append(LaunchedBlocks(blocks, tuple(launch.entry for launch in artifact.launches), artifact.target))
+        return tuple(found)
 
     def resolve(self, function: Function, arguments: Mapping[str, object], device: str) -> tuple[Runner, Device] | None:
         if is_spread(function.attributes) or any(attribute.name == "async" for attribute in function.attributes):

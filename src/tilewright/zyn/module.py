@@ -6,16 +6,18 @@ functions gives, `module.name(args…)`. Nothing runs before the whole program h
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
-from tilewright.zyn.host.block_runner import BlockRunner, PlainBlocks, RunBlock
+from tilewright.zyn.host.block_runner import BlockRunner, LaunchedBlocks, PlainBlocks, RunBlock
 from tilewright.zyn.limits import within_limits
 from tilewright.zyn.module_check import ModuleCheck
 from tilewright.zyn.module_links import RESULT, call_module, linked_files
@@ -72,7 +74,16 @@ class ZynModule:
         """Its functions as Python functions."""
         self._repeated: dict[tuple[str, ...], RepeatedCalls] = {}
         """What was recorded of runs, by the names of their inputs."""
+        self.wanted: frozenset[str] | None = None
+        """The names that runs give; None: all."""
 
+    def __repr__(self) -> str:
+        source = self.tree.span.source
+        file = os.path.basename(source.path) if source is not None else "text"
+        functions = f"; functions {', '.join(list(self._functions)[:4])}{'…' * (len(self._functions) > 4)}" if self._functions else ""
+        return f"<ZynML program {file}, {len(self.tree.body)} statements{functions}>"
+
+    @public
     def inputs(self) -> tuple[str, ...]:
         """The names `run` needs, in order of first use."""
         return self.with_inputs()[0]
@@ -83,13 +94,15 @@ class ZynModule:
             return self._with_inputs()
 
     def _with_inputs(self) -> tuple[tuple[str, ...], ModuleCheck]:
-        names = tuple(ModuleCheck(self.tree, frozenset()).missing)
-        check = ModuleCheck(self.tree, frozenset(names))
+        alone = ModuleCheck(self.tree, frozenset())
+        names = tuple(alone.missing)
+        check = ModuleCheck(self.tree, frozenset(names)) if names else alone
         if not check.missing and check.used == set(names):
             return names, check
         names = tuple(n for n in dict.fromkeys((*names, *check.missing)) if n in check.used or n in check.missing)
         return names, ModuleCheck(self.tree, frozenset(names))
 
+    @public
     def run(self, device: str | None = None, **inputs: object) -> dict[str, object]:
         """Run the program from top to bottom; the result holds every name it defines at its top level.
 
@@ -97,6 +110,24 @@ class ZynModule:
         """
         found: dict[str, object] = self.repeated(tuple(inputs))(device, *inputs.values())
         return found
+
+    def giving(self, *names: str) -> ZynModule:
+        """The same program, whose runs give these names alone. Blocks that only other names need do not run, and arrays that only blocks read need not be written."""
+        defined = list(dict.fromkeys(t for s in self.tree.body if isinstance(s, syntax.Let) for t in s.targets if self.is_shown(t)))
+        for name in names:
+            if name not in defined:
+                close = difflib.get_close_matches(name, defined, 1)
+                help = f"did you mean '{close[0]}'?" if close else f"it defines {', '.join(defined) or 'none'}"
+                raise UserError.at("TW002", f"the program defines no '{name}' at its top level", help=help)
+        if not names:
+            raise UserError.at("TW016", "giving() without names would give nothing", help=f"the program defines {', '.join(defined) or 'none'}")
+        other = copy(self)
+        other.wanted, other._repeated = frozenset(names), {}
+        return other
+
+    def launched(self) -> tuple[LaunchedBlocks, ...]:
+        """What its runs so far have launched: for each program of blocks its blocks, and the kernels they became."""
+        return self.run_compute.launched()
 
     def repeated(self, names: tuple[str, ...], only: str | None = None) -> RepeatedCalls:
         """Runs with inputs of these names: `calls(device, *values)` gives all results, or the one named `only`."""
@@ -129,7 +160,7 @@ class ZynModule:
         """What a function gives. `named` has arguments by name, and values for names of the program that the function uses."""
         return self._function_of(name)(*args, device=device, **named)
 
-    def _bound(self, name: str, args: tuple[object, ...], named: dict[str, Any]) -> dict[str, object]:
+    def bound(self, name: str, args: tuple[object, ...], named: dict[str, Any]) -> dict[str, object]:
         """The values of a call by name: those given by place, then those given by name."""
         function = self._functions[name]
         params = [p.name for p in function.params]
@@ -170,11 +201,12 @@ class ZynModule:
         known: dict[tuple[object, ...], RepeatedCalls] = {}
         params = [p.name for p in self._functions[name].params]
 
+        @public
         def call(*args: object, device: str | None = None, **named: object) -> object:
             form = len(args), *named
             repeated = known.get(form)
             if repeated is None:
-                values = self._bound(name, args, named)
+                values = self.bound(name, args, named)
                 made = self._called(name, tuple(p for p in params if p in values))
                 repeated = known[form] = made.repeated(tuple(values), RESULT)
             for replay in repeated.replays:
@@ -184,4 +216,11 @@ class ZynModule:
             return repeated.run(device, *args, *named.values())
 
         call.__name__ = call.__qualname__ = name
+        call.__dict__["pipeline"] = self, name
         return call
+
+
+def pipeline_of(function: object) -> tuple[ZynModule, str] | None:
+    """The program and the name of a function that `program.name` has given; None for any other."""
+    found = getattr(function, "__dict__", {}).get("pipeline")
+    return found if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], ZynModule) else None

@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilewright.base import dtypes, registry
 from tilewright.base.errors import Diagnostics, UserError, in_order
 from tilewright.base.source import Span
+from tilewright.frontend.zyn.library_calls import LIBRARY
 from tilewright.tree import syntax
 from tilewright.tree.check.expressions import STATISTICS
 from tilewright.tree.check.random_draws import DTYPES as RANDOM
@@ -86,7 +87,7 @@ class ModuleCheck:
         """By identity of an expression or block, the name of its result and those of its arguments: the kernel it is."""
         self.captured: dict[tuple[int, str, tuple[str, ...]], tuple[syntax.Function, syntax.Function]] = {}
         """By identity of a kernel: itself, and it with values of the program as further arguments."""
-        self._composer = Composer(self.functions, lambda name: name in self._outer[0] or name in self.given, self.sink, is_host_call)
+        self._composer = Composer(self.functions, lambda name: name in self._outer[0] or name in self.given, self.sink, is_host_call, LIBRARY)
         self.sizes = KnownSizes()
         """Which numbers of the program are sizes in its blocks."""
         self._apart: list[str] = []
@@ -339,10 +340,14 @@ class ModuleCheck:
         elif function.id in host_functions.FUNCTIONS:
             self._known_call(function.id, function.id, host_functions.FUNCTIONS, node, positional, keywords)
         elif function.id in host_values.ELEMENTWISE | host_values.ARRAY_FUNCTIONS or function.id == "cast" or dtypes.is_name(function.id):
-            if function.id in STATISTICS and keywords == ["axis"]:
+            if function.id in LIBRARY:
+                given = (syntax.Argument(node, span=node.span),) if piped else ()
+                self._composer.expanded(replace(node, args=(*given, *node.args)))
+                return
+            if function.id in STATISTICS and set(keywords) <= {"axis", "keepdims"}:
                 return
             if keywords:
-                self.sink.error("TW016", f"'{function.id}' takes no keywords{' but axis=' if function.id in STATISTICS else ''}", node.span, "give the arguments in order")
+                self.sink.error("TW016", f"'{function.id}' takes no keywords{' but axis= and keepdims=' if function.id in STATISTICS else ''}", node.span, "give the arguments in order")
         elif function.id in RANDOM:
             self.sink.error(
                 "TW005", f"'{function.id}' draws numbers in kernels", node.span, f"write compute(x) {{ for i in 0..n: out[i] = {function.id}(seed, i) }}"

@@ -17,7 +17,7 @@ from tilewright.tree.metadata import suggest
 from tilewright.tree.syntax import Expr
 
 ARRAYS = ("tensor", "array", "Tensor", "Array")
-PLAIN = ("int", "float", "bool", "string", "str", "list", "record")
+PLAIN = ("int", "float", "complex", "bool", "string", "str", "list", "record")
 _QUANTISED = re.compile(r"i?q\d\w*", re.IGNORECASE)
 _ARITHMETIC = ("+", "-", "*", "zdiv", "//", "%")
 

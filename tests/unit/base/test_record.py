@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import pickle
@@ -15,6 +16,7 @@ from tilewright.base.dtypes import f32, i64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.compile.cache import deserialise, serialise
+from tilewright.ir.types import CopyMap, Scalar, Tensor, Tile, Vec
 
 
 @record
@@ -75,6 +77,80 @@ def test_keyword_only() -> None:
     assert Named(x=3).x == 3
     with pytest.raises(TypeError, match="positional"):
         Named(3)  # type: ignore[misc]
+
+
+@record(identity=True, slots=True)
+class Slotted:
+    """Two numbers without a dictionary."""
+
+    x: int
+    y: int = 2
+
+    def __init__(self, x: int, y: int = 2) -> None:
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
+
+
+@record
+class Written:
+    """A number that is compared by what is left of it."""
+
+    x: int
+
+    def __init__(self, x: int) -> None:
+        self.__dict__["x"] = x % 10
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Written) and self.x == other.x
+
+    def __hash__(self) -> int:
+        return self.x
+
+
+def test_slots_have_no_dictionary() -> None:
+    one = Slotted(1)
+    assert (one.x, one.y) == (1, 2) and not hasattr(one, "__dict__")
+    assert repr(one) == "Slotted(x=1, y=2)" and Slotted.__qualname__ == "Slotted"
+    assert one != Slotted(1) and one == one and len({one, Slotted(1)}) == 2
+    assert [f.name for f in dataclasses.fields(one)] == ["x", "y"]
+    assert dataclasses.replace(one, y=5).y == 5
+    for again in (pickle.loads(pickle.dumps(one)), copy.copy(one), copy.deepcopy(one)):
+        assert (again.x, again.y) == (1, 2) and type(again) is Slotted
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.x = 3  # type: ignore[misc]
+    match one:
+        case Slotted(x, y):
+            assert (x, y) == (1, 2)
+
+
+def test_slots_without_what_they_need_are_refused() -> None:
+    class Plain:
+        x: int
+
+    with pytest.raises(TypeError, match="Plain: a record with slots compares by identity and writes its __init__"):
+        record(identity=True, slots=True)(Plain)
+    with pytest.raises(TypeError, match="compares by identity"):
+        record(slots=True)(type("Own", (), {"__init__": Slotted.__init__}))
+
+
+def test_methods_that_a_class_writes_stay() -> None:
+    assert Written(13).x == 3 and Written(13) == Written(23) and hash(Written(13)) == 3
+    assert dataclasses.replace(Written(13), x=4).x == 4
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Written(1).x = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [Scalar(f32), Vec(f32, 4), Tile(f32, (4, 8)), Tensor(f32, (Size.of("n"),), (Size.of(1),), "shared", 16), CopyMap(f32, (4, 8), 32)],
+    ids=lambda one: type(one).__name__,
+)
+def test_types_of_values_compare_by_their_fields(one: Scalar | Vec | Tile | Tensor | CopyMap) -> None:
+    again = pickle.loads(pickle.dumps(one))
+    assert again == one and hash(again) == hash(one) and again is not one
+    others = [dataclasses.replace(one, **{f.name: changed}) for f in dataclasses.fields(one) for changed in (i64, 3)]
+    assert len({one, again, *others}) == 1 + len(others)
+    assert one != "f32" and one != Scalar(i64)
 
 
 # -- artifacts ------------------------------------------------------------------------------------------------------

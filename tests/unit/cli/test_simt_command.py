@@ -43,7 +43,7 @@ def test_inspect() -> None:
         (["compile", SAXPY, *ARGS, "--stage", "tile"], "an explicit kernel has no stage tile"),
         (["compile", SAXPY, *ARGS, "--block", "x"], "--block is 'x'"),
         (["compile", SAXPY, "--kernel", "saxpy", "--args", "z=f32[*]"], "--args: saxpy has no argument 'z'"),
-        (["inspect", SAXPY, *ARGS, "--target", "cpu"], "inspect of explicit kernels is about GPUs"),
+        (["inspect", SAXPY, *ARGS, "--fusion"], "--fusion does nothing here"),
     ],
 )
 def test_mistakes(words: list[str], message: str) -> None:

@@ -234,10 +234,20 @@ def test_tune_on_the_cpu(fresh_tables: None, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.requires("cpu")
-def test_tune_says_when_there_is_nothing_to_tune(fresh_tables: None) -> None:
-    result = tilewright("tune", EXAMPLES / "gallery.py", "--kernel", "relu", "--args", "x=f32[100]", "--device", "cpu")
+def test_tune_says_when_there_is_nothing_to_tune(fresh_tables: None, tmp_path: Path) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text("import tilewright as tw\n\n\n@tw.kernel\ndef first(x: tw.Array) -> tw.f32:\n    return x[0] + x[0]\n")
+    result = tilewright("tune", file, "--kernel", "first", "--args", "x=f32[100]", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "relu on cpu: nothing to tune" in result.output
+    assert "first on cpu: nothing to tune: no parameter" in result.output
+
+
+@pytest.mark.requires("cpu")
+def test_tune_a_map_on_the_cpu(fresh_tables: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner._HostBench, "_SECONDS", 0.01)
+    result = tilewright("tune", EXAMPLES / "gallery.py", "--kernel", "relu", "--args", "x=f32[100000]", "--device", "cpu", "--budget", "3")
+    assert result.exit_code == 0, result.output
+    assert "relu on cpu" in result.output and "chosen: family=loops" in result.output
 
 
 def test_tune_needs_extents() -> None:

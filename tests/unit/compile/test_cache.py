@@ -73,7 +73,7 @@ def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
         schedule="first: tile 64x64\nsecond: —",
         notes=(Note("TW060", "it runs on one thread", "write less", "a.py", 3, 5, 9, "    x = y"),),
         level="O1",
-        small=(SmallSums((("x", 1),), (("x", 0), ("y", 2))), SmallSums((("y", 0),), ())),
+        small=(SmallSums((("x", 1),), (("x", 0), ("y", 2))), SmallSums((("y", 0),), (), 1)),
         is_sized=True,
     )
 

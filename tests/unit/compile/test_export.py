@@ -259,7 +259,7 @@ def test_matrix_units_are_left_out() -> None:
 
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"export\(\) takes a kernel, not a function"):
-        tw.export(lambda x: x, np.zeros(3))  # type: ignore[arg-type]
+        tw.export(lambda x: x, np.zeros(3))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         tw.export(shift_rows, np.zeros((2, 2), np.float32), 1, 1.0, folder=tmp_path / "file")

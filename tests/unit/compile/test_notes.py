@@ -65,16 +65,18 @@ for i in range(x.shape[0]):
         best = x[i]
         place = place + best
 return place""", X, 8, "carried from one turn"),
-    "several sums": ("""
-first = 0.0
-second = 0.0
+    "a sum of another length that needs the first": ("""
 out = tw.empty((2,), x.dtype)
-for i in range(x.shape[0]):
-    first += x[i]
-    second += x[i] * x[i]
-out[0] = first
-out[1] = second
-return out""", X, 9, "other work stands beside the sum"),
+for _ in tw.grid(1):
+    first = 0.0
+    for i in range(x.shape[0]):
+        first += x[i]
+    second = 0.0
+    for i in range(y.shape[0]):
+        second += tw.cast(y[i], tw.f32) * first
+    out[0] = first
+    out[1] = second
+return out""", XY, 9, "other work stands beside the sum"),
 }  # fmt: skip
 
 
@@ -83,14 +85,26 @@ def test_kernels_on_one_thread_are_named(name: str) -> None:
     body, params, line, reason = ONE_THREAD[name]
     args = "y=i64[*]" if "y:" in params else ""
     for target, where in (("cpu", "on one thread"), ("sm_90a", "in one block")):
-        if name == "several sums" and target == "sm_90a":
-            assert not notes(python(body, params), target, args)  # a GPU cuts them together
-            continue
         (note,) = notes(python(body, params), target, args)
         assert (note.code, note.line) == ("TW060", line)
         assert reason in note.message
         assert where in note.message
         assert note.help
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_sums_of_one_length_are_cut_together(target: str) -> None:
+    body = """
+first = 0.0
+second = 0.0
+out = tw.empty((2,), x.dtype)
+for i in range(x.shape[0]):
+    first += x[i]
+    second += x[i] * x[i]
+out[0] = first
+out[1] = second
+return out"""
+    assert not notes(python(body, X), target, "")
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])

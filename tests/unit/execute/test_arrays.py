@@ -106,11 +106,11 @@ def test_what_cannot_be_made(driver: NullCuda) -> None:
     with pytest.raises(UserError, match="'x' is no shape"):
         tw.allocate("x")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is no dtype"):
-        tw.allocate(3, "complex64")
+        tw.allocate(3, "complex32")
     with pytest.raises(UserError, match="pinned or managed, not both"):
         tw.allocate(3, pinned=True, managed=True)
-    with pytest.raises(UserError, match="arrays of complex128 are not supported"):
-        tw.array([1j])
+    with pytest.raises(UserError, match="arrays of object are not supported"):
+        tw.array([None])
     with pytest.raises(UserError, match="the values are no array"):
         tw.array([[1], [2, 3]], device="cuda")
     with pytest.raises(DeviceError, match="'cuda:7' is not present"):
@@ -248,7 +248,7 @@ def test_assignment(driver: NullCuda) -> None:
     for value, message in (
         (1.5, "1.5 to an array of i32 would lose data"), ([1.5], "float64 to an array of i32 would lose"), (1 << 40, "out of the range of i32"),
         (np.zeros(3, np.float32), "f32 to an array of i32 would lose"), ([1, 2], r"shape \(2,\) do not fit an array of shape \(4,\)"),
-        ([1 << 40], "would lose data"), ("x", "a str cannot be assigned"), (np.zeros(2, np.complex64), "arrays of complex64"),
+        ([1 << 40], "would lose data"), ("x", "a str cannot be assigned"), (np.zeros(4, np.complex64), "complex64 to an array of i32 would lose"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             array[0] = value

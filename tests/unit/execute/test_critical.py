@@ -401,3 +401,12 @@ def test_a_rings_slots_from_python() -> None:
     assert ring.claim() == -1
     ring.release()
     assert (ring.claim(), ring.front()) == (0, 1)
+
+
+def test_fields_by_place() -> None:
+    level = Level(3.5, size=2)
+    assert (level.price, level.size) == (3.5, 2)
+    with pytest.raises(tw.UserError, match=r"TW009.*Level has 2 fields, got 3"):
+        Level(1.0, 2, 3)
+    with pytest.raises(tw.UserError, match=r"TW009.*'price' of Level is given twice"):
+        Level(1.0, price=2.0)

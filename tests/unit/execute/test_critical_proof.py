@@ -175,6 +175,99 @@ def test_latency(tmp_path: Path) -> None:
             tw.latency(*arguments)  # type: ignore[arg-type]
 
 
+def test_short_calls_are_timed_in_batches() -> None:
+    """Below ten steps of the counter one call cannot be told from another: percentiles are of batches then, and the table says so."""
+
+    @tw.critical
+    def short(a: int) -> int:
+        return a + 1
+
+    @tw.critical
+    def long(a: int) -> int:
+        total = a
+        for i in range(20_000):
+            total = (total * 31 + i) % 1_000_003
+        return total
+
+    quick, slow = tw.latency(short, (1,), n=20_000, python=False), tw.latency(long, (1,), n=40, python=False)
+    assert quick.native.batch > 1 and slow.native.batch == 1
+    assert quick.native.batch * 20 >= 10 * quick.resolution_ns  # a call of this kind takes less than 20 ns
+    assert slow.native.p50 > 10 * slow.resolution_ns
+    assert "percentiles are of batches" in str(quick) and "percentiles are of batches" not in str(slow)
+    assert len(slow.native.times) == slow.calls and len(quick.native.times) * quick.native.batch == quick.calls
+
+
+def test_a_temporary_array_lies_on_the_stack() -> None:
+    @tw.no_allocation
+    @tw.no_syscalls
+    @tw.critical
+    def summed(a: int) -> int:
+        total = 0
+        for turn in range(3):
+            table = tw.zeros((4, 8), tw.i64)  # zeros again in each turn
+            ones = tw.ones(5)
+            rest = tw.empty(shape=2, dtype=tw.f32)
+            rest[1] = 1.5
+            for i in range(4):
+                table[i, turn] += a
+                total += table[i, turn]
+            total += int(ones[4] + rest[1])
+        return total
+
+    assert summed(10) == 3 * (40 + 2)
+    proof = summed.proof()
+    assert proof.no_allocation and proof.stack_bytes is not None and proof.stack_bytes >= 4 * 8 * 8
+
+    @tw.critical
+    def computed(a: int) -> int:
+        return int(tw.zeros((a,), tw.f64)[0])
+
+    with pytest.raises(tw.UserError, match=r"the size of tilewright.zeros is computed, and a critical function allocates nothing") as caught:
+        computed(3)
+    assert "test_critical_proof.py:" in str(caught.value)
+
+
+def test_levels_of_critical_functions() -> None:
+    def work(a: int) -> int:
+        total = 0
+        for i in range(8):
+            total += i * a
+        return total
+
+    sizes = {}
+    for level in ("O0", "O1", "O2", "O3", "Os", "Olatency"):
+        made = tw.no_syscalls(tw.critical(optimize=level)(work))
+        assert made(3) == 84
+        sizes[level] = made.proof().code_bytes
+    assert sizes["O0"] > sizes["O2"] and sizes["Os"] <= sizes["O3"]
+    with pytest.raises(tw.UserError, match="optimize is 'tiered'"):
+        tw.critical(optimize="tiered")
+
+
+def test_numbers_that_are_known_fault_where_they_are_reached() -> None:
+    @tw.critical
+    def divided(a: int) -> int:
+        zero = 0
+        if a > 3:
+            return 7 // zero
+        if a < -3:
+            return (1 << 62) * 4
+        if a == 2:
+            return 1 << -zero - 1
+        return a
+
+    assert divided(1) == 1
+    for value, kind in ((4, ZeroDivisionError), (-4, OverflowError), (2, ValueError)):
+        with pytest.raises(kind):
+            divided(value)
+
+    @tw.critical
+    def infinite(a: float) -> float:
+        return -1.0 / 0.0
+
+    assert infinite(1.0) == -float("inf")
+
+
 def test_faults_are_counted() -> None:
     @tw.critical
     def fails(a: int) -> int:

@@ -679,6 +679,12 @@ class _Tensor:
     def numpy(self) -> np.ndarray:
         return self.array
 
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def numel(self) -> int:
+        return self.array.size
+
     def view(self, kind: object) -> _Tensor:
         return _Tensor(self.array.view(kind))
 

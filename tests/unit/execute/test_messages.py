@@ -108,7 +108,7 @@ def test_notebooks_show_the_message_and_the_line() -> None:
     with pytest.raises(tw.UserError) as found:
         tw.allocate((4,), "f23")
     lines = found.value._render_traceback_()
-    assert lines[-1] == f"UserError: {found.value}"
+    assert lines[-1] == f"UserTypeError: {found.value}"
     assert lines[1].strip() == 'tw.allocate((4,), "f23")'
     assert len(lines) == 3
 

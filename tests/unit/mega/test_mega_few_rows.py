@@ -41,6 +41,32 @@ def test_rows_by_matrix_instructions(dtype: Any, rows: int, wide: int, hidden: i
     assert np.abs(np.asarray(step.outputs["y"], np.float64) - wanted).max() < 0.04
 
 
+@pytest.mark.parametrize(("dtype", "rows", "wide", "hidden", "blocks"), [(tw.bf16, 8, 640, 64, 14), (tw.bf16, 8, 64, 640, 14), (tw.f16, 5, 1032, 64, 66), (tw.bf16, 6, 520, 48, 33)])
+def test_weights_are_on_their_way_before_a_wait(dtype: Any, rows: int, wide: int, hidden: int, blocks: int) -> None:
+    """Each group of threads has one task at most: the first of its weights are asked for before the wait, and those of blocks without a task are not. The bits are those of loads behind it."""
+    g, x, wanted = network(dtype, rows, wide, hidden)
+    found = []
+    for early in (True, False):
+        step = PersistentStep(g.executor, g.plan(x=x.shape), find_device("emulator"), {"x": x}, threads=384, blocks=blocks, early_loads=early)
+        ops = list(walk(step.program.calls[0].kernel.body))
+        waits = [n for n, op in enumerate(ops) if op.opcode == "await_count"]
+        ahead = [n for n, op in enumerate(ops) if op.opcode == "load" and op.attrs.get("early")]
+        assert bool(ahead) == early and any(op.kernel.threads == 256 for op in step.step.ops)
+        assert not early or min(ahead) < max(waits)
+        for _ in range(2):
+            step.launch()
+        found.append(np.asarray(step.outputs["y"], np.float64))
+    assert np.abs(found[0] - wanted).max() < 0.04 and (found[0] == found[1]).all()
+
+
+def test_as_many_warps_share_rows_as_find_room_at_once() -> None:
+    """Of 132 multiprocessors with twelve warps: 96 tasks have eight each, 560 have two."""
+    g, x, _ = network(tw.bf16, 8, 1536, 8960)
+    step = plan_step(g.executor, g.plan(x=x.shape), parse_target("sm_90a"))
+    threads = {op.tasks: op.kernel.threads for op in step.ops if op.kernel.attrs.get("row_matrix")}
+    assert threads == {560: 64, 96: 256}
+
+
 @pytest.mark.parametrize(("dtype", "rows"), [(tw.bf16, 4), (tw.bf16, 9), (tw.f32, 8)])
 def test_other_rows_go_as_before(dtype: Any, rows: int) -> None:
     """Few rows keep up with memory without them, many have larger tiles, and f32 stays f32."""

@@ -44,7 +44,7 @@ def test_a_picture_is_well_formed() -> None:
 def test_inspect_shows_tasks_and_writes_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "tasks.svg"
     done = CliRunner().invoke(cli, ["inspect", "--mega", TAPE, "--target", "cpu", "--plot", str(picture)], catch_exceptions=False)
-    assert done.exit_code == 0 and "gated_layer on cpu: 6 kernels" in done.output and "critical path (*)" in done.output
+    assert done.exit_code == 0 and "gated_layer on cpu: 8 kernels" in done.output and "critical path (*)" in done.output
     ElementTree.fromstring(picture.read_text(encoding="utf-8"))
     done = CliRunner().invoke(cli, ["inspect", "--mega", "examples/onnx/classifier.onnx", "--args", "x=f32[2,4]", "--target", "cpu", "--json"], catch_exceptions=False)
     data = json.loads(done.output)

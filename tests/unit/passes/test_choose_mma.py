@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bench.families import convolutions
 
 import tilewright as tw
 from kernels_matrix import PLAIN, again
 from tilewright.base.dtypes import bf16, f32, f64
 from tilewright.base.target import parse_target
 from tilewright.passes.choose.mma import TileWork, cost, in_levels, rate, shared_bytes
-from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import MatrixSchedule, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 
 
@@ -90,3 +91,28 @@ def test_sums_kept_in_shared_memory_are_counted() -> None:
     work = TileWork(f32, f32, "ieee", 1, 4096, 4096, 4096)
     # Two such blocks would not share a multiprocessor of these any more.
     assert in_levels(parse_schedule(tile), work, parse_target("sm_86")) == parse_schedule(tile)
+
+
+@pytest.mark.parametrize(("filters", "channels"), [(24, 60), (58, 55)])
+def test_windows_with_few_filters_take_the_time_of_multiplying(filters: int, channels: int) -> None:
+    """What they read comes from a cache: they are no thin products, whose one factor takes the time to read."""
+    images, weights = np.zeros((8, channels, 99, 97), np.float32), np.zeros((filters, channels, 3, 5), np.float32)
+    schedule = convolutions.conv2d((1, 1), (1, 2), 1, False).stages(images, weights, target="sm_90a").stages.schedules[-1]
+    assert isinstance(schedule, Wgmma) and schedule.tf32_terms == 4
+
+
+def test_work_is_thin_where_one_factor_takes_the_time_to_read() -> None:
+    assert TileWork(f32, f32, "3xtf32", 1, 43, 8192, 8192).is_thin
+    assert not TileWork(f32, f32, "3xtf32", 1, 43, 8192, 8192, windows=True).is_thin
+    assert not TileWork(f32, f32, "3xtf32", 1, 100, 8192, 8192).is_thin
+
+
+def test_long_sums_whose_factors_would_be_packed_go_to_warps() -> None:
+    """Rows of 483,428 elements of two bytes begin anywhere: copies of them take longer than the product."""
+    k = 483428
+    a, b = np.zeros((397, k), np.float16), np.zeros((k, 104), np.float16)
+    kernel: tw.Kernel[..., tw.Array] = again(PLAIN["kn"], "ieee")
+    stages = kernel.stages(a, b, target="sm_90a").stages
+    assert [s.family for s in stages.schedules if isinstance(s, MatrixSchedule)] == ["mma"] and stages.schedules[0].split_k > 8
+    square = kernel.stages(np.zeros((4096, 4095), np.float16), np.zeros((4095, 4096), np.float16), target="sm_90a").stages
+    assert isinstance(square.schedules[-1], Wgmma)

@@ -11,7 +11,9 @@ import pytest
 
 import tilewright as tw
 from support import array, loop_kernel, program, stages_of
+from tilewright.analysis.contraction import find_contraction
 from tilewright.base.dtypes import DType, by_name, f32, f64
+from tilewright.base.sizes import Size
 from tilewright.base.target import parse_target
 from tilewright.codegen.llvm.native import emit_assembly
 from tilewright.compile.build import llvm_text
@@ -21,6 +23,7 @@ from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Vec
 from tilewright.passes.pipeline import lower
 from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.to_tile.panel_sides import Side, join_terms, order
 
 
 def product(dtype: DType = f32) -> Kernel:
@@ -61,8 +64,9 @@ def window(extra: bool = False) -> Kernel:
 
 
 def innermost(kernel: Kernel) -> Op:
-    """The loop with most values carried."""
-    return max((op for op in walk(kernel.body) if op.opcode == "for"), key=lambda op: len(op.results))
+    """The loop with most values carried, of two the one that copies nothing."""
+    loops = [op for op in walk(kernel.body) if op.opcode == "for"]
+    return max(loops, key=lambda op: (len(op.results), not any(inner.opcode == "store" for inner in walk(op.regions[0]))))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,14 @@ def test_sums_have_one_order_for_any_number_of_cores() -> None:
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
     np.testing.assert_allclose(found[0], inputs["a"].astype(np.float64) @ inputs["b"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "columns", "cores", "blocks"), [(2954, 346, 2, 4), (3001, 100, 2, 4), (5000, 200, 4, 8), (40, 346, 2, 2), (2954, 346, 3, 3), (1, 5, 2, 1)])
+def test_a_tall_product_has_as_many_blocks_as_cores_finish_together(rows: int, columns: int, cores: int, blocks: int) -> None:
+    target = replace(parse_target("aarch64-neon"), multiprocessors=cores)
+    (call,) = lower(program(product(f64)), target).tile.calls
+    (grid,) = call.kernel.grid
+    assert grid.evaluate({"m": rows, "n": columns, "k": 138}) == blocks
 
 
 def test_a_sum_is_not_cut_between_kernels() -> None:
@@ -178,3 +190,52 @@ def test_functions_after_a_product_are_exact_at_all_edges(shape: tuple[int, int,
     u = x.astype(np.float64) @ w.astype(np.float64).T + b
     expected = 0.5 * u * (1 + np.vectorize(math.erf)(u * 0.5**0.5))
     np.testing.assert_allclose(gelu(x, w, b), expected, rtol=2e-4, atol=2e-4)
+
+
+def rows_with_gaps() -> Kernel:
+    """Three terms of each of some channels, from rows that lie `2 * w + 4` apart and of which `w` columns count."""
+    x, w, o = array("x", f32, "c", "size"), array("w", f32, "f", "c", 3), array("o", f32, "f", "h", "w")
+
+    def body(at: Builder, f: Value, i: Value, j: Value) -> None:
+        def term(inner: Builder, c: Value, s: Value) -> list[Value]:
+            place = inner.add(inner.mul(i, inner.index(Size.of("w") * 2 + 4)), inner.add(j, s))
+            return [inner.mul(inner.op("load", x, c, place), inner.op("load", w, f, c, s))]
+
+        channels = at.index(x.type.shape[0])  # type: ignore[union-attr]
+        at.multi("store", o, f, i, j, at.reduce("add", [channels, at.index(3)], term)[0])
+
+    return loop_kernel("rows", (x, w, o), ("f", "h", "w"), body)
+
+
+def test_gaps_between_rows_are_numbered_where_filters_are_few() -> None:
+    found = find_contraction(rows_with_gaps())
+    assert found is not None
+    side = Side(found, found.b, order(found, found.n, [found.b], stores=True), range(len(found.k)))
+    many = {"f": 40, "c": 90, "h": 13, "w": 32}
+    assert [size.evaluate(many) for size in side.numbered] == [13, 32]
+    assert [size.evaluate(many) for size in side.copied_extents] == [13, 32]
+    few = {**many, "f": 1}
+    assert [size.evaluate(few) for size in side.numbered] == [13, 68]
+    assert [size.evaluate(few) for size in side.copied_extents] == [1, 13 * 68]
+
+
+def test_terms_one_behind_the_other_are_one_axis() -> None:
+    kernel = rows_with_gaps()
+    found = find_contraction(kernel)
+    assert found is not None
+    joined = join_terms(kernel, found)
+    assert [str(p.type) for p in joined.params if p.name == "w"] == ["tensor<f32, [f, 3*c], [3*c, 1]>"]
+    again = find_contraction(joined)
+    assert again is not None
+    assert Side(again, again.a, again.m, range(len(again.k))).run == 2
+    assert Side(found, found.a, found.m, range(len(found.k))).run == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "cores", "blocks"),
+    [(30240, 2, 12), (30240, 4, 12), (392, 2, 2), (2000, 2, 4), (150, 1, 1), (14400, 2, 6), (5, 2, 1)],
+)
+def test_blocks_of_columns_keep_all_cores_busy_to_the_end(columns: int, cores: int, blocks: int) -> None:
+    target = replace(parse_target("aarch64-neon"), multiprocessors=cores)
+    (grid,) = lower(program(rows_with_gaps()), target).tile.calls[0].kernel.grid
+    assert grid.evaluate({"f": 40, "c": 90, "h": 1, "w": columns}) == blocks

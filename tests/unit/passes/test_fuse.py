@@ -11,7 +11,7 @@ import pytest
 import tilewright as tw
 from tilewright.compile import driver, store
 from tilewright.passes import pipeline
-from tilewright.passes.program.fuse import FusionReport
+from tilewright.passes.common.fusion_report import FusionReport
 
 
 @tw.kernel

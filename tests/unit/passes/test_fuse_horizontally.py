@@ -11,7 +11,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.base.errors import UserError
-from tilewright.passes.program.fuse import FusionReport
+from tilewright.passes.common.fusion_report import FusionReport
 
 
 def given(*shapes: tuple[int, ...], dtype: Any = ml_dtypes.bfloat16) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.passes.program.fuse import Refused
+from tilewright.passes.common.fusion_report import Refused
 
 
 def random(*shape: int) -> np.ndarray:

@@ -122,6 +122,25 @@ def test_long_rows() -> None:
     assert np.array_equal(tw.sort(y), np.sort(y))
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.float32, np.int64, np.uint64, np.float64], ids=str)
+def test_buckets_of_every_size(dtype: Any) -> None:
+    """Buckets of one key, of a few, of hundreds and of all keys: each is sorted by digits of another length. Equal keys keep their order."""
+    rng, kind = np.random.default_rng(7), np.dtype(dtype)
+    bits = 8 * kind.itemsize
+    wide = rng.integers(0, 1 << 63, 40_001, dtype=np.uint64) >> np.uint64(63 - bits + (bits == 64))
+    near = rng.integers(0, 50, 30_011, dtype=np.uint64)
+    two = np.where(rng.random(30_011) < 0.5, np.uint64(3), np.uint64((1 << bits) - 7))
+    mixed = np.concatenate([near, wide[:900], near + np.uint64(1 << (bits - 2))])
+    for keys in (wide, wide[:1500], near, two, mixed, near + (near << np.uint64(bits - 8)), wide[:1], np.full(20_000, wide[0])):
+        x = keys.astype(f"u{kind.itemsize}").view(kind)
+        if kind.kind == "f":
+            x = np.where(np.isnan(x) | (x == 0), kind.type(1.5), x)
+        for descending in (False, True):
+            order = order_of(x, 0, descending)
+            assert np.array_equal(tw.argsort(x, descending=descending), order)
+            assert np.array_equal(tw.sort(x, descending=descending), x[order])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_views(device: str) -> None:
     x = numbers((12, 10, 6))

@@ -80,8 +80,8 @@ def test_source_in_any_order(device: CudaDevice) -> None:
 
 
 def test_unsupported_dtype(device: CudaDevice) -> None:
-    with pytest.raises(UserError, match="arrays of complex64 are not supported"):
-        device.from_numpy(np.zeros(3, np.complex64))
+    with pytest.raises(UserError, match="arrays of >c8 are not supported"):
+        device.from_numpy(np.zeros(3, ">c8"))
     with pytest.raises(UserError, match="arrays of >f4"):
         device.from_numpy(np.zeros(3, ">f4"))
 
@@ -381,8 +381,8 @@ def test_wrapping_what_cannot_be(device: CudaDevice, monkeypatch: pytest.MonkeyP
         interface = {"shape": (2,), "typestr": "<f4", "data": (512, False), "version": 3, **changes}
         return device.wrap(SimpleNamespace(__cuda_array_interface__=interface))
 
-    with pytest.raises(UserError, match="type '<c8'"):
-        wrap(typestr="<c8")
+    with pytest.raises(UserError, match="type '<M8'"):
+        wrap(typestr="<M8")
     with pytest.raises(UserError, match="masked"):
         wrap(mask=object())
     with pytest.raises(UserError, match="not multiples of the 4 bytes of f32"):

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 import tilewright as tw
-from tilewright.base.dtypes import f32, f64
+from tilewright.base.dtypes import f32, f64, i32
 from tilewright.base.errors import UserError
 from tilewright.frontend.python.kernels import parse_function, parse_python_file
 from tilewright.frontend.zyn.parse import parse_module
@@ -132,6 +132,25 @@ def test_what_is_called_under_a_condition_is_computed_under_it() -> None:
     """
     typed = check_kernel(kernels(text)["k"], [ArrayArg(f32, 1)])
     assert not [c for c in typed.checks if c.code == "TW013"]  # no index is taken to be reached
+
+
+def test_the_dtype_of_an_annotation_is_no_size_of_the_called_kernel() -> None:
+    """A kernel with `tw.Array[tw.f32]` called twice: the second call renamed `f32` as if it were an extent."""
+    text = """
+        @tw.kernel
+        def taken(x: tw.Array[tw.f32], places: tw.Array[tw.i32]):
+            n = places.shape[0]
+            out = tw.empty(n, tw.f32)
+            for i in tw.grid(n):
+                out[i] = x[places[i]]
+            return out
+
+        @tw.kernel
+        def k(a: tw.Array[tw.f32], places: tw.Array[tw.i32]):
+            return taken(taken(a, places), places)
+    """
+    typed = check_kernel(kernels(text)["k"], [ArrayArg(f32, 1), ArrayArg(i32, 1)])
+    assert show_typed(typed).splitlines()[0].startswith("kernel k(a: f32[")
 
 
 def test_annotations_of_the_called_kernel_are_kept() -> None:

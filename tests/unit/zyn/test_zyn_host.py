@@ -400,3 +400,9 @@ def test_wrong_imports(tmp_path: Path) -> None:
     (tmp_path / "a.zyn").write_text('import "b.zyn" as b\nlet x = b.z\n')
     with pytest.raises(tw.UserError, match=r"a.zyn:2:9: error\[TW002\]: 'b' has no 'z'"):
         tw.load(tmp_path / "a.zyn")
+
+
+def test_a_number_goes_to_the_host() -> None:
+    """The sum of an array that host and device share is a number: it is there already."""
+    found = run('let total = reduce(+, x).to_device("cpu") * 2.0', x=np.arange(5, dtype=np.float32))
+    assert found["total"] == 20.0

@@ -6,9 +6,9 @@ errors. Warnings are shown and are no errors.
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -17,8 +17,10 @@ from tilewright.base.target import Target, parse_target
 from tilewright.cli.explicit_names import explicit_names
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.sources import File, Walk, read_source, walk
+from tilewright.compile.collection import no_collection
 from tilewright.compile.driver import performance_notes
 from tilewright.tree.unused import unused
+from tilewright.zyn.program_files import read_program
 
 _CPU = parse_target("x86-64-avx2")
 """What kernels are planned for: whether they are slow is the same on any CPU, and no other needs LLVM to be known."""
@@ -26,13 +28,8 @@ _CPU = parse_target("x86-64-avx2")
 
 def check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool = False, target: str | None = None) -> bool:
     """Report on every file; whether all are right. With a target, also what of explicit kernels it lacks."""
-    collects = gc.isenabled()
-    gc.disable()  # checking makes many nodes and lets go of few
-    try:
+    with no_collection():  # checking makes many nodes and lets go of few
         return _check(paths, arguments, verbose, as_list, None if target is None else parse_target(target))
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool, target: Target | None) -> bool:
@@ -46,9 +43,9 @@ def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool, t
             file = read_source(path, every_error=True)
             diagnostics += warnings(file)
             if file.program is None:
-                explicit, wrong = explicit_names(path, target)
+                explicit, wrong = explicit_names(read_program(Path(path), help=""), path, target)
                 diagnostics += wrong
-            result = walk(file, known)
+            result = walk(file, known, certain=True, alike=True)
             diagnostics = in_order([*result.errors, *result.warnings, *diagnostics, *([] if result.errors else slow(result))])
         except UserError as error:
             diagnostics = in_order([*error.diagnostics, *diagnostics])
@@ -72,11 +69,16 @@ def warnings(file: File) -> list[Diagnostic]:
 def slow(result: Walk) -> list[Diagnostic]:
     """What makes the kernels of a file slow on a CPU, as far as it shows without their sizes."""
     found: list[Diagnostic] = []
+    quick: set[object] = set()
     for entry in result.entries:
+        if entry.form is not None and entry.form in quick:
+            continue
         try:
             notes = performance_notes(entry.function, entry.signature(gpu=False), _CPU)
         except TilewrightError:
             continue  # what only a compilation finds is its own to say
+        if not notes:
+            quick.add(entry.form)
         found += [note.diagnostic for note in notes]
     return found
 
@@ -99,6 +101,8 @@ def as_json(path: str, diagnostic: Diagnostic) -> dict[str, object]:
 def _tell(path: str, result: Walk, explicit: list[str], diagnostics: list[Diagnostic], verbose: bool) -> None:
     for diagnostic in diagnostics:
         click.echo(diagnostic.render(), err=True)
+    if result.inputs:
+        click.echo(f"{path}: inputs {', '.join(f'{name}: record' if name in result.records else f'{name}: {given}' for name, given in result.inputs.items())}")
     if not any(d.severity == "error" for d in diagnostics):
         names = ", ".join([*(e.name for e in result.entries), *explicit]) or "no kernels"
         click.echo(f"{path}: ok ({names})")

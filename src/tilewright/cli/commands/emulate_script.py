@@ -24,20 +24,20 @@ from tilewright.ir.emulator.warps.stepping import Stop
 from tilewright.zyn.program_files import read_program
 
 
-def has_explicit_kernels(path: str) -> bool:
-    """Whether a Python file marks functions with `gpu`; nothing is executed."""
+def has_explicit_kernels(path: str, *marks: str) -> bool:
+    """Whether a Python file marks functions with `gpu`, or with one of `marks`; nothing is executed."""
     if not path.endswith(".py"):
         return False
     try:
         tree = ast.parse(read_program(Path(path)))
     except (UserError, SyntaxError, ValueError, MemoryError, RecursionError):
         return False
-    return any(_is_gpu(mark) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for mark in node.decorator_list)
+    return any(_is_marked(mark, marks or ("gpu",)) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for mark in node.decorator_list)
 
 
-def _is_gpu(mark: ast.expr) -> bool:
+def _is_marked(mark: ast.expr, marks: tuple[str, ...]) -> bool:
     called = mark.func if isinstance(mark, ast.Call) else mark
-    return (isinstance(called, ast.Attribute) and called.attr == "gpu") or (isinstance(called, ast.Name) and called.id == "gpu")
+    return (isinstance(called, ast.Attribute) and called.attr in marks) or (isinstance(called, ast.Name) and called.id in marks)
 
 
 def parse_index(option: str, text: str) -> int | tuple[int, ...]:

@@ -20,7 +20,7 @@ from tilewright.cli.commands.inspect import Launched, inspect_entry, sizes_of
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.sources import Entry, choose, read_source, walk
 from tilewright.compile.driver import compile_stages
-from tilewright.passes.program.fuse import FusionReport
+from tilewright.passes.common.fusion_report import FusionReport
 
 
 @record
@@ -47,7 +47,7 @@ _WAYS = {
 def fusion(path: str, kernel: str | None, arguments: str, target_name: str, as_json: bool) -> None:
     """Print the report of every kernel of the file."""
     target = parse_target(target_name)
-    entries = choose(walk(read_source(path), parse_arguments(arguments), kernel).raise_if_errors().entries, kernel, path)
+    entries = choose(walk(read_source(path), parse_arguments(arguments), kernel, joined=True).raise_if_errors().entries, kernel, path)
     found = [report(entry, target) for entry in entries]
     if as_json:
         click.echo(json.dumps([_plain(item) for item in found], indent=2))

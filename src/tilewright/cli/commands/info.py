@@ -1,4 +1,4 @@
-"""`tilewright devices` and `tilewright cache`: what is here."""
+"""`tilewright devices`, `tilewright cache` and `tilewright examples`: what is here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tilewright.base.errors import DeviceError
 from tilewright.base.target import names, parse_target
+from tilewright.cli import repository
 from tilewright.compile.store import disk_cache
 from tilewright.execute.devices import Device, named_devices
 from tilewright.execute.devices import devices as find_devices
@@ -66,3 +67,14 @@ def cache(action: str) -> None:
     info = store.info()
     state = "" if store.enabled else " (switched off)"
     click.echo(f"{info.path}: {info.entries} entries, {info.bytes / 2**20:.1f} MiB of {store.max_bytes / 2**20:.0f} MiB{state}")
+
+
+def examples(folder: str | None) -> None:
+    """List the examples, or copy them into a new folder."""
+    if folder is not None:
+        click.echo(f"{len(repository.copy_examples(folder))} files in {folder}/")
+        return
+    root = repository.examples()
+    click.echo(f"in {root}; tilewright examples --to FOLDER copies them")
+    for path in sorted(p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        click.echo(f"  examples/{path.relative_to(root).as_posix()}")

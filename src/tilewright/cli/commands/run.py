@@ -36,15 +36,23 @@ _DISTINCT = (37, 11, 5, 3)
 _UNIFORM = 8
 
 
-def run(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[str], device: str | None) -> None:
-    """Run with the inputs given; print or save the results."""
+def run(
+    path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[str], device: str | None, launch: tuple[str | None, str] | None = None
+) -> None:  # fmt: skip
+    """Run with the inputs given; print or save the results. `launch` is the grid and the block of an explicit kernel."""
     if Path(path).suffix.lower() == ".onnx":
         _run_onnx(path, kernel, given, wanted, device)
         return
     inputs = _once("--in", [_read_input(item) for item in given])
     outputs = _once("--out", [_pair(item, "--out", "y=y.npy") for item in wanted])
     used: list[str] = []
-    results = execute(read_source(path), kernel, inputs, device, used)
+    if launch is not None:
+        from tilewright.cli.commands.simt import run_explicit
+
+        results, place = run_explicit(path, kernel, inputs, device, *launch)
+        used.append(place)
+    else:
+        results = execute(read_source(path), kernel, inputs, device, used)
     for name in outputs:
         if name not in results:
             raise UserError.at("TW008", f"there is no result '{name}' to save", help=f"the results are {', '.join(results)}")

@@ -1,4 +1,4 @@
-"""`tilewright compile` and `inspect` for explicit kernels: the functions of a Python file under `@tw.gpu`.
+"""`tilewright compile`, `inspect`, `run` and `export` for explicit kernels: the functions of a Python file under `@tw.gpu` and `@tw.cpu`.
 
 In: a `.py` file, what the arguments are and a block. Out: the thread stage, LLVM text or code of a kernel, or what it takes of a
 multiprocessor. The file is executed as a module, not as a program: what stands under `if __name__ == "__main__"` does not run.
@@ -16,7 +16,9 @@ from pathlib import Path
 import click
 import numpy as np
 
+from tilewright.api.export import embedding, explicit_files
 from tilewright.api.occupancy import occupancy
+from tilewright.api.simd import CpuFunction
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
 from tilewright.cli.commands.emulate_script import has_explicit_kernels, parse_index
@@ -25,30 +27,36 @@ from tilewright.codegen.llvm import native
 from tilewright.codegen.nvptx.ptxas import INSTALL, assemble
 from tilewright.codegen.registry import backend_for
 from tilewright.compile.build import legal_program, llvm_text
+from tilewright.compile.export import export_target, write_files
 from tilewright.compile.simt import addressed, levelled
+from tilewright.execute.devices import default_device, find_device, set_default_device
 from tilewright.execute.simt.kernels import ConfiguredKernel, GpuKernel
-from tilewright.frontend.simt.kernels import Parameter
+from tilewright.frontend.simt.kernels import NO_DEFAULT, Parameter
 from tilewright.ir.text import print_program
 
+_MARKS = ("gpu", "cpu")
 _STAGES = ("thread", "llvm", "ptx", "asm")
+BLOCK = "256"
+"""Threads of a block where nobody says how many."""
 _EXTENT = 64
 """Extent of axes that are not said; code does not depend on it."""
 
 
 def explicit_kernels(path: str) -> dict[str, GpuKernel[...]]:
     """The explicit kernels of a file, by name; none where it marks no function so."""
-    if not has_explicit_kernels(path):
+    if not has_explicit_kernels(path, *_MARKS):
         return {}
     with ExitStack() as stack:
         stack.callback(sys.path.__setitem__, slice(None), list(sys.path))
         sys.path.insert(0, str(Path(path).resolve().parent))
         names = runpy.run_path(path, run_name="__tilewright__")
-    return {value.__name__: value for value in names.values() if isinstance(value, GpuKernel)}
+    marked = [value.kernel if isinstance(value, CpuFunction) else value for value in names.values()]
+    return {value.__name__: value for value in marked if isinstance(value, GpuKernel)}
 
 
 def is_explicit(path: str, kernel: str | None) -> bool:
     """Whether a command is about an explicit kernel."""
-    if not has_explicit_kernels(path):
+    if not has_explicit_kernels(path, *_MARKS):
         return False
     from tilewright.cli.sources import read_source
 
@@ -86,12 +94,8 @@ def stage_text(configured: ConfiguredKernel, values: list[object], target: Targe
 
 def inspect_explicit(path: str, kernel: str | None, arguments: str, target_name: str, json: bool, block: str) -> None:
     """What kernels take: threads, registers, spills, shared memory, and how many blocks a multiprocessor holds."""
-    target = parse_target(target_name)
-    if not target.is_gpu:
-        raise UserError.at(
-            "TW016", f"inspect of explicit kernels is about GPUs, not {target.name}", help="choose --target sm_90a"
-        )
     chosen = _chosen(path, kernel)
+    target = parse_target("cpu" if target_name == "nvptx" and chosen.device == "cpu" else target_name)
     configured, values = _configured(chosen, parse_arguments(arguments), block)
     artifact = configured.compile(*values, target=target.name)
     rule = artifact.launches[0]
@@ -99,6 +103,8 @@ def inspect_explicit(path: str, kernel: str | None, arguments: str, target_name:
         "kernel": chosen.__name__, "target": target.name, "block": list(configured.config.block), "threads": rule.threads,
         "dynamic shared memory": rule.shared_bytes,
     }  # fmt: skip
+    if target.is_host:
+        found |= {"bytes of code": len(artifact.code), "arrays written": sorted(configured.written(*values))}
     uses = backend_for(target).uses
     if uses is not None:
         use = uses(artifact.code)[rule.entry]
@@ -120,6 +126,54 @@ def inspect_explicit(path: str, kernel: str | None, arguments: str, target_name:
         click.echo(f"registers and occupancy need ptxas: {INSTALL}")
 
 
+def run_explicit(
+    path: str, kernel: str | None, inputs: Mapping[str, object], device: str | None, grid: str | None, block: str
+) -> tuple[dict[str, object], str]:
+    """Launch one kernel: the arrays that it writes by name, and where it ran. Without a grid there are threads for the longest array."""
+    chosen = _chosen(path, kernel)
+    names = [p.name for p in chosen.parameters]
+    _check_given("--in", chosen, inputs)
+    missing = [p.name for p in chosen.parameters if p.name not in inputs and p.default is NO_DEFAULT]
+    if missing:
+        raise UserError.at("TW008", f"{chosen.__name__} needs {', '.join(missing)}", chosen.span, "give " + " ".join(f"--in {n}=…" for n in missing))
+    values = {name: np.array(value) if isinstance(value := inputs[name], np.ndarray) else value for name in names if name in inputs}
+    shape = parse_index("--block", block) if chosen.device != "cpu" or block != BLOCK else 1
+    longest = max((v.size for v in values.values() if isinstance(v, np.ndarray)), default=1)
+    if grid is not None:
+        configured = chosen[parse_index("--grid", grid), shape]
+    elif chosen.device == "cpu" and shape == 1:
+        configured = chosen[1, 1]
+    else:
+        configured = chosen.over(longest, shape)
+    place = find_device(chosen.device or device or "auto")
+    before = default_device()
+    set_default_device(place.id)
+    try:
+        configured(**values)
+    finally:
+        set_default_device(before)
+    written = configured.written(**values)
+    return {name: values[name] for name in names if name in written}, f"{place.id} ({place.name})"
+
+
+def export_explicit_file(path: str, kernel: str | None, arguments: str, target_name: str, folder: str, block: str, embed: str | None = None) -> None:
+    """Write the files of one kernel to `folder`."""
+    chosen, target = _chosen(path, kernel), export_target(parse_target(target_name))
+    configured, values = _configured(chosen, parse_arguments(arguments), block)
+    files = explicit_files(configured, values, target, chosen.__name__, embed=embedding(embed or False))
+    write_files(files, folder)
+    click.echo(f"{chosen.__name__}({', '.join(p.name for p in chosen.parameters)}) in blocks of {configured.config.threads} thread(s), {target.name}")
+    for name, data in files.items():
+        click.echo(f"  {Path(folder) / name}  {len(data)} bytes")
+
+
+def _check_given(option: str, kernel: GpuKernel[...], given: Mapping[str, object]) -> None:
+    names = [p.name for p in kernel.parameters]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UserError.at("TW016", f"{option}: {kernel.__name__} has no argument '{unknown[0]}'", kernel.span, f"its arguments are {', '.join(names)}")
+
+
 def _chosen(path: str, kernel: str | None) -> GpuKernel[...]:
     known = explicit_kernels(path)
     if kernel is None and len(known) == 1:
@@ -135,16 +189,8 @@ def _chosen(path: str, kernel: str | None) -> GpuKernel[...]:
 
 def _configured(kernel: GpuKernel[...], given: Mapping[str, GuessedArguments], block: str) -> tuple[ConfiguredKernel, list[object]]:
     """The kernel on a grid with as many axes as the block, and stand-ins for its arguments."""
-    names = [p.name for p in kernel.parameters]
-    unknown = [name for name in given if name not in names]
-    if unknown:
-        raise UserError.at(
-            "TW016",
-            f"--args: {kernel.__name__} has no argument '{unknown[0]}'",
-            kernel.span,
-            f"its arguments are {', '.join(names)}",
-        )
-    shape = parse_index("--block", block)
+    _check_given("--args", kernel, given)
+    shape = parse_index("--block", block) if kernel.device != "cpu" or block != BLOCK else 1
     axes = len(shape) if isinstance(shape, tuple) else 1
     return kernel[(2,) * axes, shape], [_stand_in(p, given.get(p.name)) for p in kernel.parameters]
 

@@ -20,6 +20,16 @@ _SHAPES = "@tilewright.amx"
 _CONFIGURATION = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[ROWS] * 8, *[0] * 8])
 
 
+def emit(w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+    """Any op of the unit."""
+    if op.opcode == "panel_begin":
+        begin(w)
+    elif op.opcode == "panel_end":
+        end(w)
+    else:
+        panel_dot(w, op, operands)
+
+
 def begin(w: FunctionWriter) -> None:
     """Give all registers their shape."""
     numbers = ", ".join(f"i8 {byte}" for byte in _CONFIGURATION)

@@ -18,6 +18,16 @@ _DIRECT = {"add": "add", "sub": "sub", "and": "and", "or": "or", "xor": "xor", "
 _ORDERS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel", "seq_cst": "seq_cst"}
 
 
+def emit(w: FunctionWriter, op: Op, operands: Sequence[str]) -> list[str]:
+    """Any op of them."""
+    if op.opcode == "atomic":
+        return [atomic(w, op, operands)]
+    if op.opcode == "atomic_load":
+        return [atomic_load(w, op, operands)]
+    atomic_store(w, op, operands)
+    return []
+
+
 def atomic(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     memory = op.operands[0]
     assert isinstance(memory.type, Tensor)

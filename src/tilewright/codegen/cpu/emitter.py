@@ -17,10 +17,8 @@ from tilewright.base.artifact import FAILURE_EXTENT, FAILURE_INDEX
 from tilewright.base.errors import CompilerBug, DeviceError
 from tilewright.base.levels import DEFAULT, LEVELS
 from tilewright.base.record import record
-from tilewright.codegen.cpu import amx, avx512, shared_blocks
-from tilewright.codegen.cpu import atomics as cpu_atomics
 from tilewright.codegen.cpu import lanes as cpu_lanes
-from tilewright.codegen.cpu.printing import c_print
+from tilewright.codegen.cpu import shared_blocks
 from tilewright.codegen.llvm.constants import initialiser
 from tilewright.codegen.llvm.emitter import FunctionWriter, memory_type
 from tilewright.ir.needs import free_values
@@ -66,21 +64,21 @@ class CpuDialect:
             writer.call("void", "llvm.prefetch.p0", ("ptr", where), ("i32", "0"), ("i32", "3"), ("i32", "1"))
             return []
         if op.opcode == "ldexp":
+            from tilewright.codegen.cpu import avx512
+
             return [avx512.ldexp(writer, op, operands)]
-        if op.opcode == "panel_begin":
-            amx.begin(writer)
-            return []
-        if op.opcode == "panel_end":
-            amx.end(writer)
-            return []
-        if op.opcode == "panel_dot":
-            amx.panel_dot(writer, op, operands)
+        if op.opcode in ("panel_begin", "panel_end", "panel_dot"):
+            from tilewright.codegen.cpu import amx
+
+            amx.emit(writer, op, operands)
             return []
         if op.opcode == "alloc":
             return [self.local[op.results[0]]]
         if op.opcode == "thread_id":
             return ["0"]
         if op.opcode == "print":
+            from tilewright.codegen.cpu.printing import c_print
+
             return c_print(writer, op, operands)
         if op.opcode == "fence":
             if op.attrs.get("scope", "device") in ("device", "system"):
@@ -88,13 +86,10 @@ class CpuDialect:
             return []
         if op.opcode in ("barrier", "warp_sync"):
             return []
-        if op.opcode == "atomic":
-            return [cpu_atomics.atomic(writer, op, operands)]
-        if op.opcode == "atomic_load":
-            return [cpu_atomics.atomic_load(writer, op, operands)]
-        if op.opcode == "atomic_store":
-            cpu_atomics.atomic_store(writer, op, operands)
-            return []
+        if op.opcode in ("atomic", "atomic_load", "atomic_store"):
+            from tilewright.codegen.cpu import atomics
+
+            return atomics.emit(writer, op, operands)
         if op.opcode == "clock":
             now = writer.call("i64", "llvm.readcyclecounter")
             return [now if op.attrs.get("bits", 64) == 64 else writer.let(f"trunc i64 {now} to i32")]

@@ -2,16 +2,22 @@
 
     int32_t name(inputs..., outputs..., sizes...)
     int32_t name_with(inputs..., outputs..., sizes..., runner, context)
+    int32_t name_using(inputs..., outputs..., sizes..., scratch, scratch_bytes, runner, context)
+    int64_t name_scratch_bytes(whole numbers..., sizes...)
 
 Arrays are pointers, scalars have their C types, sizes and strides are `int64_t` under the names the kernel gave them, each once. The
 result is 0, or says why it was not done: the number of the check that failed (from 1), or one of the codes below. A runner is
 called as `runner(context, body, slots, blocks)` for each launch and calls `body(slots, begin, end)` until all blocks have run, from as
-many threads as it likes; without one the blocks run here.
+many threads as it likes; without one the blocks run here. Arrays between kernels lie in memory of malloc, or with `name_using` in memory of
+the caller, who asks `name_scratch_bytes` how much. A number that is *fixed* is part of the code and no parameter.
 """
 
 from __future__ import annotations
 
 import re
+import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from tilewright.base import abi
 from tilewright.base.artifact import FAILURE, ArrayParam, Artifact, CallCheck, ScalarParam
@@ -19,10 +25,13 @@ from tilewright.base.dtypes import DType
 from tilewright.base.sizes import ONE, ZERO, Size, number_name, product
 from tilewright.codegen.llvm.sizes import CHECKED_STEPS, DECLARATIONS, SizeEmitter
 
-NO_MEMORY, NEGATIVE, MISALIGNED, TOO_LARGE, NULL = -1, -2, -3, -4, -5
+NO_MEMORY, NEGATIVE, MISALIGNED, TOO_LARGE, NULL, SCRATCH = -1, -2, -3, -4, -5, -6
 OUTSIDE = -1000
 """An index that is checked as the kernel runs lay outside its array: this, less the number of its site (from 1). Arrays may hold part
 of the results then."""
+Fixed = Mapping[str, bool | int | float]
+"""Numbers that are part of the code, by the names of the parameters that take them."""
+NOTHING_FIXED: Fixed = MappingProxyType({})
 _RELATIONS = {"eq": "eq", "le": "sle", "lt": "slt"}
 _SCALARS = {"bool": "i8", "f16": "i16", "bf16": "i16", "f8e4m3": "i8", "f8e5m2": "i8", "f32": "float", "f64": "double"}
 
@@ -53,28 +62,55 @@ def scalar_type(dtype: DType) -> str:
     return _SCALARS.get(dtype.name) or f"i{dtype.bits}"
 
 
-def entry_text(artifact: Artifact, name: str) -> str:
-    """LLVM text that defines `name` and `name_with`; the kernels' own functions are in the same module."""
-    writer = _Writer(artifact)
+def whole_numbers(artifact: Artifact) -> tuple[ScalarParam, ...]:
+    """The numbers among the inputs that sizes may be computed from."""
+    return tuple(p for p in artifact.inputs if isinstance(p, ScalarParam) and p.dtype.is_int)
+
+
+def exported_names(name: str) -> tuple[str, ...]:
+    """The functions that a program is seen by from outside."""
+    return name, f"{name}_with", f"{name}_using", f"{name}_scratch_bytes"
+
+
+def entry_text(artifact: Artifact, name: str, fixed: Fixed = NOTHING_FIXED) -> str:
+    """LLVM text that defines the functions; the kernels' own are in the same module."""
+    writer = _Writer(artifact, fixed)
     body = "\n".join(writer.emit())
-    plain = ", ".join(writer.parameters)
-    passed = ", ".join((*writer.parameters, "ptr null", "ptr null"))
+    plain = writer.parameters
+    threads = ["ptr %runner", "ptr %context"]
+    memory = ["ptr %scratch", "i64 %scratch_bytes"]
+
+    def function(called: str, parameters: list[str], passed: list[str]) -> str:
+        call = f"call i32 @{name}.run({', '.join((*plain, *passed))})"
+        return f"define i32 @{called}({', '.join(parameters)}) nounwind {{\nentry:\n  %code = {call}\n  ret i32 %code\n}}\n"
+
+    asked = _Writer(artifact, fixed)
+    count = "\n".join(asked.emit_bytes())
     return (
         "\n".join((*DECLARATIONS, *CHECKED_STEPS))
-        + f"\ndefine i32 @{name}_with({', '.join((*writer.parameters, 'ptr %runner', 'ptr %context'))}) nounwind {{\nentry:\n{body}\n}}\n"
-        + f"define i32 @{name}({plain}) nounwind {{\nentry:\n"
-        + f"  %code = call i32 @{name}_with({passed})\n  ret i32 %code\n}}\n"
+        + f"\ndefine internal i32 @{name}.run({', '.join((*plain, *memory, 'i1 %own', *threads))}) nounwind {{\nentry:\n{body}\n}}\n"
+        + function(f"{name}_using", [*plain, *memory, *threads], [*memory, "i1 true", *threads])
+        + function(f"{name}_with", [*plain, *threads], ["ptr null", "i64 0", "i1 false", *threads])
+        + function(name, plain, ["ptr null", "i64 0", "i1 false", "ptr null", "ptr null"])
+        + f"define i64 @{name}_scratch_bytes({', '.join(asked.parameters)}) nounwind {{\nentry:\n{count}\n}}\n"
     )
 
 
-class _Writer:
-    def __init__(self, artifact: Artifact) -> None:
-        self.artifact = artifact
+def _constant(dtype: DType, value: bool | int | float) -> str:
+    """A number as LLVM writes it, in the type of its parameter."""
+    if dtype.kind != "f":
+        return str(int(value))
+    number = float(dtype.numpy.type(value))
+    return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+
+
+class CheckedLines:
+    """Lines of a function that returns a code where something does not hold. `kind` is the type of the result."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.lines: list[str] = []
         self.count = 0
-        self.parameters: list[str] = []
-        self.words: dict[str, str] = {}
-        """The i64 that goes into the slot of each array and scalar."""
         self.sizes = SizeEmitter(self.lines, {}, checked=True)
 
     def line(self, text: str) -> None:
@@ -89,27 +125,28 @@ class _Writer:
         """Return `code` where the condition does not hold."""
         self.count += 1
         self.line(f"br i1 {condition}, label %go{self.count}, label %no{self.count}")
-        self.lines += [f"no{self.count}:", f"  ret i32 {code}", f"go{self.count}:"]
+        self.lines += [f"no{self.count}:", f"  ret {self.kind} {code}", f"go{self.count}:"]
 
     def unless_overflow(self, code: int) -> None:
         """Return `code` where a size computed since the last time left 64 bits."""
         for overflow in self.sizes.take_overflows():
             self.unless(self.new(f"xor i1 {overflow}, true"), code)
 
+
+class _Writer(CheckedLines):
+    def __init__(self, artifact: Artifact, fixed: Fixed) -> None:
+        self.artifact = artifact
+        self.fixed = fixed
+        super().__init__("i32")
+        self.parameters: list[str] = []
+        self.words: dict[str, str] = {}
+        """The i64 that goes into the slot of each array and scalar."""
+
     def emit(self) -> list[str]:
         artifact = self.artifact
         for position, param in enumerate((*artifact.inputs, *artifact.outputs)):
             self._parameter(param, f"%a{position}")
-        named = size_names(artifact)
-        for position, name in enumerate(named):
-            self.parameters.append(f"i64 %s{position}")
-            self.sizes.bind(name, f"%s{position}")
-        extents = [b.name for b in artifact.bindings if not b.stride and b.name in named]
-        for name in dict.fromkeys(extents):
-            self.unless(self.new(f"icmp sge i64 {self.sizes.values[name]}, 0"), NEGATIVE)
-        for name, size in artifact.computed:
-            self.sizes.bind(name, self.sizes.value(size))
-            self.unless_overflow(TOO_LARGE)
+        self._sizes()
         for number, check in enumerate(call_checks(artifact), 1):
             left, right = self.sizes.value(check.left), self.sizes.value(check.right)
             self.unless_overflow(TOO_LARGE)
@@ -140,6 +177,30 @@ class _Writer:
             self.line("ret i32 0")
         return self.lines
 
+    def emit_bytes(self) -> list[str]:
+        """How many bytes the scratch arrays need, or a code below 0."""
+        self.kind = "i64"
+        for position, param in enumerate(whole_numbers(self.artifact)):
+            self._parameter(param, f"%a{position}")
+        self._sizes()
+        amount, _ = self._amount(TOO_LARGE)
+        self.line(f"ret i64 {amount}")
+        return self.lines
+
+    def _sizes(self) -> None:
+        """The sizes that the caller gives, and those computed from them."""
+        artifact = self.artifact
+        named = size_names(artifact)
+        for position, name in enumerate(named):
+            self.parameters.append(f"i64 %s{position}")
+            self.sizes.bind(name, f"%s{position}")
+        extents = [b.name for b in artifact.bindings if not b.stride and b.name in named]
+        for name in dict.fromkeys(extents):
+            self.unless(self.new(f"icmp sge i64 {self.sizes.values[name]}, 0"), NEGATIVE)
+        for name, size in artifact.computed:
+            self.sizes.bind(name, self.sizes.value(size))
+            self.unless_overflow(TOO_LARGE)
+
     def _not_null(self, param: ArrayParam) -> None:
         """An array has memory, or no elements."""
         fine = self.new(f"icmp ne i64 {self.words[param.name]}, 0")
@@ -156,7 +217,10 @@ class _Writer:
             self.words[param.name] = self.new(f"ptrtoint ptr {register} to i64")
             return
         kind = scalar_type(param.dtype)
-        self.parameters.append(f"{kind} {register}")
+        if param.name in self.fixed:
+            register = _constant(param.dtype, self.fixed[param.name])
+        else:
+            self.parameters.append(f"{kind} {register}")
         bits = register
         if kind in ("float", "double"):
             bits = self.new(f"bitcast {kind} {register} to i{param.dtype.bits}")
@@ -171,9 +235,35 @@ class _Writer:
             self.sizes.bind(number_name(param.name), bits)
 
     def _scratch(self) -> str:
-        """One piece of memory for all scratch arrays; '' where there are none."""
+        """One piece of memory for all scratch arrays, of the caller or of malloc. Gives what to free; '' where there are none."""
         if not self.artifact.scratch:
             return ""
+        unit = abi.SCRATCH_ALIGN
+        amount, offsets = self._amount(NO_MEMORY)
+        self.line("br i1 %own, label %given, label %taken")
+        self.lines.append("given:")
+        enough = self.new(f"icmp sge i64 %scratch_bytes, {amount}")
+        self.unless(self.new(f"and i1 {enough}, {self.new('icmp ne ptr %scratch, null')}"), SCRATCH)
+        self.line("br label %placed")
+        given = f"%go{self.count}"
+        self.lines.append("taken:")
+        heap = self.new(f"call ptr @malloc(i64 {amount})")
+        self.unless(self.new(f"icmp ne ptr {heap}, null"), NO_MEMORY)
+        self.line("br label %placed")
+        taken = f"%go{self.count}"
+        self.lines.append("placed:")
+        place = self.new(f"phi ptr [ %scratch, {given} ], [ {heap}, {taken} ]")
+        freed = self.new(f"phi ptr [ null, {given} ], [ {heap}, {taken} ]")
+        start = self.new(f"ptrtoint ptr {place} to i64")
+        start = self.new(f"and i64 {self.new(f'add i64 {start}, {unit - 1}')}, {-unit}")
+        for array, offset in zip(self.artifact.scratch, offsets, strict=True):
+            self.words[array.name] = self.new(f"add i64 {start}, {offset}")
+        return freed
+
+    def _amount(self, code: int) -> tuple[str, list[str]]:
+        """The bytes of all scratch arrays, with room to align them, and where each begins. `code` where 64 bits do not hold them."""
+        if not self.artifact.scratch:
+            return "0", []
         unit = abi.SCRATCH_ALIGN
         total = ZERO
         places: list[Size] = []
@@ -183,17 +273,16 @@ class _Writer:
             total = total + (nbytes + (unit - 1)) // unit * unit
         offsets = [self.sizes.value(place) for place in places]
         amount = self.sizes.value(total + unit)
-        extents = [self.sizes.value(extent) for array in self.artifact.scratch for extent in array.shape if extent.constant is None]
-        self.unless_overflow(NO_MEMORY)
+        extents = [
+            self.sizes.value(extent)
+            for array in self.artifact.scratch
+            for extent in array.shape
+            if extent.constant is None
+        ]
+        self.unless_overflow(code)
         for extent in dict.fromkeys(extents):
             self.unless(self.new(f"icmp sge i64 {extent}, 0"), NEGATIVE)
-        heap = self.new(f"call ptr @malloc(i64 {amount})")
-        self.unless(self.new(f"icmp ne ptr {heap}, null"), NO_MEMORY)
-        start = self.new(f"ptrtoint ptr {heap} to i64")
-        start = self.new(f"and i64 {self.new(f'add i64 {start}, {unit - 1}')}, {-unit}")
-        for array, offset in zip(self.artifact.scratch, offsets, strict=True):
-            self.words[array.name] = self.new(f"add i64 {start}, {offset}")
-        return heap
+        return amount, offsets
 
     def _launches(self, blocks: list[str]) -> str:
         """Run all. Gives where a launch reports that it had no memory for arrays of its own; '' where none needs any."""

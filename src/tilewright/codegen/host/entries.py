@@ -20,7 +20,6 @@ from tilewright.base import abi
 from tilewright.base.artifact import (
     FAILURE,
     FAILURE_SITE,
-    SMALL_EXTENT,
     SMALL_MANY,
     ArrayParam,
     Artifact,
@@ -388,7 +387,7 @@ class _Stub(StubEmitter):
         for nest in self.artifact.small:
             large = "false"
             for name, axis in nest.sums:
-                beyond = self.new(f"icmp ugt i64 {self.new(f'sub i64 {views[name].extents[axis]}, 1')}, {SMALL_EXTENT - 1}")
+                beyond = self.new(f"icmp ugt i64 {self.new(f'sub i64 {views[name].extents[axis]}, 1')}, {nest.most - 1}")
                 large = self.new(f"or i1 {large}, {beyond}")
             few.append(large)
         if not few:

@@ -41,7 +41,8 @@ NUMPY_EMPTY = 184
 @functools.cache
 def stubs_work() -> bool:
     """Whether entry stubs can read this interpreter's objects."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED") or sys.implementation.name != "cpython":
+    # Builds without the lock begin with 3.13; the table that says so takes a while to load.
+    if sys.implementation.name != "cpython" or (sys.version_info >= (3, 13) and sysconfig.get_config_var("Py_GIL_DISABLED")):
         return False
     if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little":
         return False

@@ -32,7 +32,6 @@ from tilewright.base.forks import at_work, fork_safe_rlock
 from tilewright.base.headroom import COMPILE_BYTES, require_room
 from tilewright.base.levels import Level, level_of
 from tilewright.base.target import Target
-from tilewright.codegen.llvm.assembler_faults import avoid_faults
 
 # The loader's memory is laid out before linking, and LLVM does not count the table entries that calls of outside functions need.
 # A word of data makes it set aside a page, which holds them all.
@@ -203,7 +202,11 @@ def emit_assembly(text: str, target: Target, opt: int | None = None) -> str:
         module = _Module(text, target, opt)
         try:
             assembly = str(module.machine.emit_assembly(module.module))
-            return avoid_faults(assembly) if target.kind == "nvptx" else assembly
+            if target.kind != "nvptx":
+                return assembly
+            from tilewright.codegen.llvm.assembler_faults import avoid_faults
+
+            return avoid_faults(assembly)
         finally:
             module.close()
 

@@ -17,7 +17,6 @@ from tilewright.base.target import Target
 from tilewright.codegen.llvm.emitter import FunctionWriter
 from tilewright.codegen.llvm.printf import promoted, text_constant
 from tilewright.ir.nodes import Kernel, Op, walk
-from tilewright.ir.printing import pieces, printf_format
 from tilewright.ir.types import dtype_of
 
 _SPACE = " addrspace(1)"
@@ -31,6 +30,8 @@ def assertions(kernel: Kernel) -> list[Op]:
 
 
 def print_text(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -> Sequence[str]:
+    from tilewright.ir.printing import pieces, printf_format
+
     dtypes = [dtype_of(v.type) for v in op.operands]
     format_ = text_constant(w, printf_format(pieces(str(op.attrs["text"]), dtypes)), _SPACE)
     numbers = [promoted(w, value, dtype, _SPACE) for value, dtype in zip(operands, dtypes, strict=True)]

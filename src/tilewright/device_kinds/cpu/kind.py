@@ -127,8 +127,8 @@ def _small_extents(arguments: list[ReadArgument], nests: Sequence[SmallSums] | N
 
 def _that_count(small: AxisNumbers, nests: Sequence[SmallSums]) -> AxisNumbers:
     """Those of the small extents that are part of the code."""
-    axes = {(name, axis) for name, axis, _ in small}
-    counting = {axis for nest in nests if axes.issuperset(nest.sums) for axis in (*nest.sums, *nest.around)}
+    extents = {(name, axis): extent for name, axis, extent in small}
+    counting = {axis for nest in nests if all(extents.get(axis, nest.most + 1) <= nest.most for axis in nest.sums) for axis in (*nest.sums, *nest.around)}
     return tuple(one for one in small if one[:2] in counting)
 
 
@@ -154,6 +154,10 @@ class CpuCalls(KernelCalls):
     def direct(self) -> Entry | None:
         # Quick code of tiers has no stub.
         return self._latest.call if self._latest is not None and self._latest.artifact.host else None
+
+    @property
+    def loaded(self) -> Artifact | None:
+        return self._latest.artifact if self._latest is not None else None
 
     def entry_for(self, values: Mapping[str, object], device: Device, fallback: Entry) -> Entry | None:
         if device.partition is not None or any(isinstance(v, DeviceArray) for v in values.values()):
@@ -188,6 +192,10 @@ class CpuCalls(KernelCalls):
             # Another thread may have exchanged the code while this call ran; calls that go straight to machine code say nothing of it.
             program = next((one for one in tuple(self._programs.values()) if one.artifact.key == program.artifact.key), program)
         return result, program.artifact
+
+    @property
+    def wanted(self) -> tuple[Signature, ...]:
+        return tuple(replace(signature, extents=small) for signature, small in tuple(self._programs))
 
     def _wanted(self, arguments: list[ReadArgument], out: object) -> Signature:
         wanted = self.kernel.signature(arguments, gpu=False)
@@ -224,8 +232,8 @@ class CpuCalls(KernelCalls):
         if final or not tiers.hold(self.function):
             program = cpu.load(announced(compile_kernel(self.function, sized, host_cpu())))
         else:
-            self._tiered = self._tiered or TieredPrograms(self.kernel)
-            program, tier = self._tiered.first(sized)
+            self._tiered = self._tiered or TieredPrograms(self.function.name)
+            program, tier = self._tiered.first(lambda: tiers.begin(self.function, sized, host_cpu()))
         keep(self._small, wanted, program.artifact.small)
         key = wanted, _that_count(small, program.artifact.small)
         if tier is None or self._tiered is None:

@@ -12,8 +12,10 @@ import numpy as np
 
 from tilewright.base.errors import UserError
 from tilewright.codegen.host.interpreter import stubs_work
+from tilewright.compile import tiers
 from tilewright.compile.simt import compile_simt
 from tilewright.device_kinds.cpu.quick_launches import LAUNCHES_BEFORE, QuickLaunch, can_be_quick
+from tilewright.device_kinds.cpu.tiered import TieredPrograms
 from tilewright.execute.calls.outputs import converted, keep
 from tilewright.execute.device import Device
 from tilewright.execute.simt.arguments import Leaf
@@ -35,6 +37,8 @@ class CpuLaunches(KernelLaunches):
         super().__init__(kernel)
         self.programs: dict[Key, tuple[cpu.CpuProgram, BuiltKernel, Key]] = {}
         """With what was built, and under which key."""
+        self._tiered: TieredPrograms | None = None
+        """Programs that are compiled in tiers, where any are."""
 
     def run(self, values: Sequence[object], config: LaunchConfig, device: Device, repeats: Repeats | None) -> None:
         leaves, args, back = host_leaves(self.kernel.parameters, values)
@@ -47,7 +51,10 @@ class CpuLaunches(KernelLaunches):
 
     def _learn(self, repeats: Repeats, args: Sequence[SimtArg], config: LaunchConfig, device: Device, built: BuiltKernel, key: Key) -> None:
         """Machine code for more launches like this one, once there were some."""
-        found = self.programs.get((device.id, (), *self.kernel.key(args, config, False, "cpu")))
+        place_of = (device.id, (), *self.kernel.key(args, config, False, "cpu"))
+        found = self.programs.get(place_of)
+        if self._tiered is not None and self._tiered.holds(place_of):
+            return  # quick code is called through Python, where it is exchanged
         if found is None or found[2] != key or not can_be_quick(found[0].artifact, config):
             return
         if repeats.fast is not None and not isinstance(repeats.fast, QuickLaunch):
@@ -78,8 +85,11 @@ class CpuLaunches(KernelLaunches):
             built = kernel.built(args, config, vendor="cpu")
             aliased = any(a in built.written or b in built.written for a, b in overlaps)
             built = kernel.built(args, config, aliased, "cpu")
-            found = cpu.load(compile_simt(built.program, device.target)), built, kernel.key(args, config, aliased, "cpu")
-            keep(self.programs, key, found)
+            found = self._loaded(key, built, device, kernel.key(args, config, aliased, "cpu"))
+        elif self._tiered is not None:
+            better = self._tiered.exchanged(key, found[0])
+            if better is not found[0]:
+                found = self.programs[key] = better, *found[1:]
         program, built, own = found
         kernel.check_written(leaves, built.written)
         artifact = kernel.last = program.artifact
@@ -90,7 +100,25 @@ class CpuLaunches(KernelLaunches):
         if 0 not in config.grid:
             pool = cpu_pool.partition(*device.partition) if device.partition is not None else None
             program.run(arrays, converted(artifact, scalars), pool, {**sizes, **launch_sizes(config)})
+        if self._tiered is not None:
+            self._tiered.after_call()
         return arrays, built, own
+
+    def _loaded(self, key: Key, built: BuiltKernel, device: Device, own: Key) -> tuple[cpu.CpuProgram, BuiltKernel, Key]:
+        """The program for a first launch of its kind."""
+        if not tiers.hold_explicit(built.program):
+            found = cpu.load(compile_simt(built.program, device.target)), built, own
+            keep(self.programs, key, found)
+            return found
+        self._tiered = self._tiered or TieredPrograms(self.kernel.source.name)
+        program, tier = self._tiered.first(lambda: tiers.begin_explicit(built.program, device.target))
+        with self._tiered.lock:
+            if key in self.programs:
+                return self.programs[key]  # another thread's, which may be the optimised one by now
+            keep(self.programs, key, (program, built, own))
+            if tier is not None:
+                self._tiered.add(key, tier)
+        return program, built, own
 
 
 def _overlaps(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, str], ...]:

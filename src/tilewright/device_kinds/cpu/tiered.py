@@ -7,14 +7,12 @@ Quick code has no entry stub, so that its calls come through Python, where progr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
+from tilewright.base.artifact import Artifact
 from tilewright.base.forks import fork_safe_lock
-from tilewright.base.target import host_cpu
 from tilewright.compile import tiers
-from tilewright.compile.driver import Signature
 from tilewright.compile.tiers import Tier
-from tilewright.execute.calls.kernel_calls import KernelSource
 from tilewright.execute.speed_warnings import announced, caller
 from tilewright.runtime.cpu import program as cpu
 
@@ -22,17 +20,18 @@ from tilewright.runtime.cpu import program as cpu
 class TieredPrograms:
     """Programs whose optimised code is on its way, by what they are compiled for."""
 
-    def __init__(self, kernel: KernelSource) -> None:
-        self.function = kernel.function
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """That of the kernel."""
         self.lock = fork_safe_lock()
         """Held while a first program is kept."""
         self._tiers: dict[Hashable, Tier] = {}
         self._new: list[Tier] = []
         """Those that the background has not heard of."""
 
-    def first(self, wanted: Signature) -> tuple[cpu.CpuProgram, Tier | None]:
-        """The program for a first call, and its tier if it is quick code."""
-        found = tiers.begin(self.function, wanted, host_cpu())
+    def first(self, begin: Callable[[], Artifact | Tier]) -> tuple[cpu.CpuProgram, Tier | None]:
+        """The program for a first call, and its tier if it is quick code; `begin` is asked for them."""
+        found = begin()
         if not isinstance(found, Tier):
             return cpu.load(announced(found)), None
         found.load = cpu.load
@@ -43,6 +42,10 @@ class TieredPrograms:
         """Remember the tier of the program with this key; the background hears of it after the call."""
         self._tiers[key] = tier
         self._new.append(tier)
+
+    def holds(self, key: Hashable) -> bool:
+        """Whether the program with this key is still to be exchanged."""
+        return key in self._tiers
 
     def after_call(self) -> None:
         """A call is over, whose threads the background would have slowed down."""
@@ -67,6 +70,6 @@ class TieredPrograms:
             tiers.count_call()
         elif self._tiers.pop(key, None) is not None:
             path, line = caller()
-            text = f"{self.function.name} stays with quickly compiled code: the optimised one could not be compiled in the background: {tier.error}"
+            text = f"{self.name} stays with quickly compiled code: the optimised one could not be compiled in the background: {tier.error}"
             warnings.warn_explicit(RuntimeWarning(text), None, path, line)
         return program

@@ -72,6 +72,11 @@ def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = Fa
         return ReadArgument(name, value, ScalarArg(i64, weak=True))
     if isinstance(value, float):
         return ReadArgument(name, value, ScalarArg(f64, weak=True))
+    if isinstance(value, DeviceArray) and value.dtype.is_complex:
+        if not with_complex:
+            raise _no_complex(name, value.dtype.name, span)
+        parts_there = value.parts()
+        return ReadArgument(name, parts_there, complex_spec(_array_spec(parts_there, value.dtype, gpu), value.dtype))
     if isinstance(value, DeviceArray):
         return ReadArgument(name, value, _array_spec(value, value.dtype, gpu))
     if isinstance(value, PackedArray):
@@ -188,9 +193,13 @@ def _array_spec(array: np.ndarray | DeviceArray, dtype: DType, gpu: bool) -> Arr
         return ArrayArg(dtype, array.ndim, None, align)
     last = array.ndim - 1
     strides = tuple(
-        s if s == 0 or (s == 1 and axis == last) else None for axis, s in enumerate(element_strides(array))
+        s if s == 0 or (s == 1 and axis == last) or (gpu and 0 < s <= NEAR and array.shape[axis] > 1) else None for axis, s in enumerate(element_strides(array))
     )
     return ArrayArg(dtype, array.ndim, strides, align)
+
+
+NEAR = 8
+"""Elements of a view up to this far apart: a GPU's code knows how far, and its lanes walk along them."""
 
 
 def signature(arguments: list[ReadArgument], gpu: bool) -> Signature:

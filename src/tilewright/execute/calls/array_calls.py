@@ -16,6 +16,7 @@ from tilewright.base.record import record
 from tilewright.compile.driver import Signature, compile_kernel
 from tilewright.execute.calls.arguments import Number, ReadArgument, element_strides, numbers
 from tilewright.execute.calls.checks import bind_sizes, check_output
+from tilewright.execute.calls.complex_arrays import any_complex
 from tilewright.execute.calls.in_place import apart, check_given, check_in_place, share_memory
 from tilewright.execute.calls.kernel_calls import KernelCalls, KernelSource
 from tilewright.execute.calls.outputs import converted, given_outputs, keep, result_of
@@ -126,7 +127,7 @@ class ArrayCalls(KernelCalls):
         hosted = {name: target for name, target in given.items() if isinstance(target, np.ndarray)}
         for name, target in hosted.items():
             target[...] = outputs[name].numpy()
-        if not copies and not hosted and not hosts and read == arrays and not streams.FAST_PATH_OFF.value:
+        if not copies and not hosted and not hosts and read == arrays and not streams.FAST_PATH_OFF.value and not any_complex(moved.values()):
             self.learn(MadeCall(values, out, given, plan, place, arrays, outputs))
         return result_of(artifact, results, out), artifact
 

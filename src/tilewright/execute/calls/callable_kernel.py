@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tilewright.execute.calls.run import Runner
+from tilewright.execute.device import Device
 from tilewright.tree.syntax import Function
 
 
@@ -52,3 +53,6 @@ class TunableKernel(CallableKernel, Protocol):
 
     def forget_programs(self) -> None:
         """Choose code anew at the next call."""
+
+    def take_tuned(self, device: Device) -> None:
+        """Choose code anew for what was measured on a device, in tiers once the background has made it."""

@@ -6,6 +6,7 @@ Compiled code knows floats only. A complex number among the arguments is an arra
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import numpy as np
 from tilewright.base.dtypes import DType, complex64, complex128, complex_from_numpy
 from tilewright.base.errors import UserError
 from tilewright.base.source import Span
+from tilewright.runtime.exchange.libraries import is_foreign, is_tensor
 from tilewright.runtime.memory.device_array import DeviceArray
 from tilewright.tree import syntax
 from tilewright.tree.inline import nodes
@@ -24,7 +26,12 @@ _WORDS = frozenset({"complex", "complex64", "complex128"})
 
 def is_complex(value: object) -> bool:
     """Whether it is an array or a number of a complex dtype."""
-    return isinstance(value, complex) or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "c")
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind == "c"
+    if isinstance(value, DeviceArray):
+        return value.dtype.is_complex
+    # A tensor of another library in a device's memory; those in host memory are NumPy arrays by now.
+    return isinstance(value, complex) or (is_foreign(value) and str(getattr(value, "dtype", "")).removeprefix("torch.") in _WORDS)
 
 
 def any_complex(values: Iterable[object]) -> bool:
@@ -81,6 +88,8 @@ def given_parts(out: object) -> object:
     """`out=` with arrays of parts in place of complex ones."""
     if isinstance(out, list | tuple):
         return tuple(given_parts(part) for part in out)
+    if isinstance(out, DeviceArray):
+        return out.parts() if out.dtype.is_complex else out
     return parts_of(out) if isinstance(out, np.ndarray) and out.dtype.kind == "c" and complex_from_numpy(out.dtype) is not None else out
 
 
@@ -88,7 +97,10 @@ def check_given(name: str, out: object, dtypes: Sequence[DType], span: Span) -> 
     """Refuse an `out=` of which some arrays are complex where results are not, or the other way round."""
     given = list(out) if isinstance(out, list | tuple) else [out]
     for array, dtype in zip(given, dtypes, strict=False):
-        if isinstance(array, np.ndarray) and (array.dtype.kind == "c" or dtype.is_complex) and array.dtype != dtype.numpy:
+        if not isinstance(array, np.ndarray | DeviceArray):
+            continue
+        kind = array.dtype.numpy if isinstance(array, DeviceArray) else array.dtype
+        if (kind.kind == "c" or dtype.is_complex) and kind != dtype.numpy:
             raise UserError.at("TW018", f"out= of {name} has dtype {array.dtype}, and the result is {dtype}", span, f"pass an array of {dtype}")
 
 
@@ -98,6 +110,10 @@ def results(found: object, dtypes: Sequence[DType], span: Span) -> object:
     made: list[object] = []
     for value, dtype in zip(several, dtypes, strict=True):
         if dtype.is_complex and isinstance(value, DeviceArray):
-            raise UserError.at("TW009", f"a result is {dtype}, and complex arrays in the memory of a device have no dtype yet", span, "pass NumPy arrays, or return the parts")
-        made.append(paired(value, dtype) if dtype.is_complex and isinstance(value, np.ndarray) else value)
+            value = value.paired(dtype)
+        elif dtype.is_complex and isinstance(value, np.ndarray):
+            value = paired(value, dtype)
+        elif dtype.is_complex and is_foreign(value):
+            value = sys.modules["torch"].view_as_complex(value) if is_tensor(value) else value.view(dtype.numpy)[..., 0]
+        made.append(value)
     return tuple(made) if isinstance(found, tuple) else made[0]

@@ -63,6 +63,16 @@ class KernelCalls(ABC):
         """What machine code ran last, where the latest call was one of its own."""
         return None
 
+    @property
+    def wanted(self) -> tuple[Signature, ...]:
+        """What its programs were compiled for, where the background can make others."""
+        return ()
+
+    @property
+    def loaded(self) -> Artifact | None:
+        """What was loaded last for a call, also for one that has not returned."""
+        return None
+
     def forget_latest(self) -> None:
         """A call went another way."""
         return

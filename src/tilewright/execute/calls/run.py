@@ -65,8 +65,12 @@ class Runner:
     @property
     def last(self) -> Artifact | None:
         """The artifact of the latest call, for `inspect`-like questions."""
-        recent = (calls.latest for calls in self.by_kind.values())
-        return next((artifact for artifact in recent if artifact is not None), self._last)
+        kinds = tuple(self.by_kind.values())
+        found = next((calls.latest for calls in kinds if calls.latest is not None), self._last)
+        if found is None:
+            # The first call has not returned, and another thread's went straight to its machine code.
+            found = next((calls.loaded for calls in kinds if calls.loaded is not None), None)
+        return found
 
     @last.setter
     def last(self, artifact: Artifact | None) -> None:

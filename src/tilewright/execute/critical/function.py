@@ -17,11 +17,12 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 import numpy as np
 
+from tilewright.base import levels
 from tilewright.base.dtypes import DType
-from tilewright.base.errors import CompilerBug, DeviceError, UserError
+from tilewright.base.errors import CompilerBug, DeviceError, UserError, public
 from tilewright.base.forks import fork_safe_rlock
 from tilewright.base.source import Span
-from tilewright.base.target import host_cpu
+from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.critical.entry import ENTRY, TIMER, TYPE_SYMBOL
 from tilewright.codegen.host.interpreter import ARRAY_DATA, HEADER, TYPE, stubs_work
 from tilewright.compile.critical import CompiledCritical, compile_critical
@@ -95,6 +96,7 @@ class CriticalFunction(Generic[P, R]):
     __name__: str
     __qualname__: str
     overflow: str
+    optimize: str
     annotations: dict[str, object]
     """Those whose values were known where it was marked."""
     constraints: ExecutionConstraints
@@ -119,6 +121,11 @@ class CriticalFunction(Generic[P, R]):
         return self.source.head()
 
     @functools.cached_property
+    def target(self) -> Target:
+        """This machine, at the function's level."""
+        return levels.at(host_cpu(), self.optimize)
+
+    @functools.cached_property
     def built(self) -> BuiltCritical:
         """The function at the thread stage."""
         return build_critical(self.source, self.signature, self.overflow == "wrap")
@@ -126,7 +133,7 @@ class CriticalFunction(Generic[P, R]):
     @functools.cached_property
     def compiled(self) -> CompiledCritical:
         """The function as machine code."""
-        return compile_critical(self.built, host_cpu())
+        return compile_critical(self.built, self.target)
 
     @functools.cached_property
     def loaded(self) -> LoadedCritical:
@@ -142,6 +149,7 @@ class CriticalFunction(Generic[P, R]):
                     set_code(self, known.entry)
         return known
 
+    @public
     def compile(self) -> CriticalFunction[P, R]:
         """Compile it now, not at the first call; gives the function itself. Raises what is wrong with it."""
         _ = self.loaded
@@ -149,8 +157,9 @@ class CriticalFunction(Generic[P, R]):
 
     @functools.cached_property
     def _proof(self) -> CriticalProof:
-        return prove(self.__name__, self.compiled, host_cpu())
+        return prove(self.__name__, self.compiled, self.target)
 
+    @public
     def proof(self) -> CriticalProof:
         """What the machine code does, read off the emitted object: instructions, calls, stack, the longest way through it. `print` shows it."""
         return self._proof
@@ -165,7 +174,7 @@ class CriticalFunction(Generic[P, R]):
         """The machine's instructions: of the function as it is inlined in its entry, and of the loop that times it."""
         from tilewright.codegen.llvm.native import emit_assembly
 
-        return emit_assembly(self.compiled.text, host_cpu())
+        return emit_assembly(self.compiled.text, self.target)
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
@@ -174,6 +183,7 @@ class CriticalFunction(Generic[P, R]):
         """The function as a builtin function of Python, which Python calls some nanoseconds quicker. It takes exact arguments only, by position."""
         return _builtin(self, self.loaded)
 
+    @public
     def general(self, *args: object, **named: object) -> Any:
         """A call with any arguments: what is missing is the default, what is not exact is converted, or refused."""
         return self.entry(*self.exact(args, named))
@@ -226,6 +236,7 @@ class CriticalFunction(Generic[P, R]):
             value = value.view(dtype.numpy)  # the same numbers under NumPy's own object
         return value
 
+    @public
     def failed(self, number: int, first: int, second: int) -> NoReturn:
         """Raise the error of a fault; machine code calls it."""
         span, said = self.compiled.faults[number - 1]
@@ -359,7 +370,7 @@ def _annotations(function: Callable[..., object]) -> dict[str, object]:
 
 
 def make_critical(
-    function: Callable[P, R] | CriticalFunction[P, R], constraints: ExecutionConstraints, overflow: str = "check"
+    function: Callable[P, R] | CriticalFunction[P, R], constraints: ExecutionConstraints, overflow: str = "check", optimize: str = ""
 ) -> CriticalFunction[P, R]:
     """A critical function with these constraints."""
     plain = function.__simt_function__ if isinstance(function, CriticalFunction) else function
@@ -369,6 +380,7 @@ def make_critical(
     made.__simt_function__ = plain
     made.constraints = constraints
     made.overflow = overflow
+    made.optimize = optimize
     made.annotations = function.annotations if isinstance(function, CriticalFunction) else _annotations(plain)
     found: CriticalFunction[P, R] = made
     return found
@@ -378,16 +390,16 @@ def make_critical(
 def critical(function: Callable[P, R], /) -> CriticalFunction[P, R]: ...
 @overload
 def critical(
-    *, max_latency_ns: int | None = None, cpu: int | None = None, memory: str = "stack", overflow: str = "check"
+    *, max_latency_ns: int | None = None, cpu: int | None = None, memory: str = "stack", overflow: str = "check", optimize: str | None = None
 ) -> Callable[[Callable[P, R]], CriticalFunction[P, R]]: ...
 def critical(
-    function: Callable[P, R] | None = None, /, *, max_latency_ns: int | None = None, cpu: int | None = None, memory: str = "stack", overflow: str = "check"
+    function: Callable[P, R] | None = None, /, *, max_latency_ns: int | None = None, cpu: int | None = None, memory: str = "stack", overflow: str = "check", optimize: str | None = None
 ) -> CriticalFunction[P, R] | Callable[[Callable[P, R]], CriticalFunction[P, R]]:
     """Mark a function as latency-critical code of the CPU: numbers, fixed arrays and states in, a number or nothing out.
 
     `max_latency_ns` is a budget that `tw.latency` checks and reports: it is measured, not promised. `cpu` is the core that `tw.latency` measures on and
     `function.pinned()` pins the thread to. `memory="stack"`: arrays of its own (`tw.local`) lie on the stack. `overflow="check"`: a whole number that
-    does not fit 64 bits is an `OverflowError`; `"wrap"`: it wraps.
+    does not fit 64 bits is an `OverflowError`; `"wrap"`: it wraps. `optimize` is a level of optimisation, `"O0"` to `"O3"`, `"Os"` or `"Olatency"`.
     """
     if max_latency_ns is not None and (isinstance(max_latency_ns, bool) or not isinstance(max_latency_ns, int) or max_latency_ns < 1):
         raise UserError.at("TW016", f"max_latency_ns is {max_latency_ns!r}", help="give nanoseconds, from 1 on")
@@ -397,6 +409,7 @@ def critical(
         raise UserError.at("TW016", f"memory is {memory!r}", help="choose 'stack': a critical function has no other memory of its own")
     if overflow not in _OVERFLOWS:
         raise UserError.at("TW016", f"overflow is {overflow!r}", help="choose 'check' or 'wrap'")
+    level = levels.checked(optimize, words=tuple(levels.LEVELS))
 
     def mark(item: Callable[P, R]) -> CriticalFunction[P, R]:
         known = item.constraints if isinstance(item, CriticalFunction) else ExecutionConstraints()
@@ -405,7 +418,7 @@ def critical(
         constraints = ExecutionConstraints(
             no_allocation=known.no_allocation, no_syscalls=known.no_syscalls, cpu_affinity=cpu, target_latency_ns=max_latency_ns, critical_path=True
         )
-        return make_critical(item, constraints, overflow)
+        return make_critical(item, constraints, overflow, level)
 
     return mark if function is None else mark(function)
 
@@ -419,7 +432,8 @@ def _promise(function: Any, name: str) -> Any:
         raise UserError.at("TW009", f"tw.{name} was given a {type(function).__name__}", help="mark a critical function, or a plain one that becomes one")
     known = function.constraints if isinstance(function, CriticalFunction) else ExecutionConstraints(critical_path=True)
     overflow = function.overflow if isinstance(function, CriticalFunction) else "check"
-    return make_critical(function, replace(known, **{name: True}), overflow)
+    level = function.optimize if isinstance(function, CriticalFunction) else ""
+    return make_critical(function, replace(known, **{name: True}), overflow, level)
 
 
 def no_allocation(function: Callable[P, R]) -> CriticalFunction[P, R]:

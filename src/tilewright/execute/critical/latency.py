@@ -62,6 +62,9 @@ class Distribution:
     times: np.ndarray
     batch: int
 
+    def __repr__(self) -> str:
+        return f"<{len(self.times)} batches of {self.batch} calls: p50 {self.p50:.1f} ns, p99 {self.p99:.1f}, most {self.most:.1f}>"
+
     def percentile(self, share: float) -> float:
         """The time that `share` percent of the batches do not exceed."""
         return float(np.percentile(self.times, share, method="higher"))
@@ -135,6 +138,10 @@ class Latency:
     def within(self) -> bool | None:
         """Whether the 99th percentile of native calls is within the budget; None where there is none."""
         return None if self.budget_ns is None else self.native.p99 <= self.budget_ns
+
+    def __repr__(self) -> str:
+        python = f", from Python {self.python.p50:.1f}" if self.python is not None else ""
+        return f"<latency of {self.name}: native p50 {self.native.p50:.1f} ns, p99 {self.native.p99:.1f}{python}; {self.calls} calls>"
 
     def __str__(self) -> str:
         """The table and the histogram."""

@@ -15,10 +15,11 @@ from typing import Generic, ParamSpec, overload
 
 from tilewright.base import levels, registry
 from tilewright.base.artifact import Artifact
-from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.errors import DeviceError, UserError, leave, public, public_methods
 from tilewright.base.source import Span
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX, parse_target
 from tilewright.compile.simt import prepare_simt
+from tilewright.execute.calls.described import stand_in
 from tilewright.execute.calls.index_checks import all_checked, check_flags
 from tilewright.execute.devices import Device, default_device, device_of, find_device, when_default_changes
 from tilewright.execute.simt.arguments import bind_parameters, read_leaves, split_values
@@ -55,6 +56,7 @@ def _leave_direct_ways() -> None:
 when_default_changes(_leave_direct_ways)
 
 
+@public_methods()
 class ConfiguredKernel(Entry):
     """A kernel with its grid and block: what `kernel[grid, block]` gives. Call it with the kernel's arguments."""
 
@@ -66,6 +68,7 @@ class ConfiguredKernel(Entry):
         self._launch: Callable[..., object] | None = None
         """Machine code for launches like those made so far."""
 
+    @public
     def _general(self, *args: object, **named: object) -> None:
         self.kernel.launch(self.config, args, named, self._repeats)
         launch = self._repeats.entry(self._general_function)
@@ -83,22 +86,35 @@ class ConfiguredKernel(Entry):
     def compile(self, *args: object, target: str = "sm_90a", **named: object) -> Artifact:
         """The artifact for these arguments and this launch: PTX for GPU targets, an object for CPUs."""
         kernel, chosen = self.kernel, parse_target(target)
-        values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
+        values = self._described(args, named)
         leaves, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
         return kernel.runner.compile(leaves, found, self.config, chosen)
 
     def thread_stage(self, *args: object, target: str = "sm_90a", **named: object) -> Program:
         """The kernel for these arguments and this launch at the thread stage, after all passes."""
         kernel, chosen = self.kernel, parse_target(target)
-        values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
+        values = self._described(args, named)
         _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
         target_of_warps = chosen if chosen.name in NVPTX else NVPTX[DEFAULT_NVPTX]
         return prepare_simt(kernel.runner.built(found, self.config, vendor=vendor_of(chosen), target=target_of_warps).program, chosen)
+
+    def written(self, *args: object, **named: object) -> frozenset[str]:
+        """The arrays that it writes, by the names of their parameters."""
+        kernel = self.kernel
+        values = self._described(args, named)
+        _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), False)
+        return kernel.runner.built(found, self.config).written
+
+    def _described(self, args: tuple[object, ...], named: dict[str, object]) -> list[object]:
+        """Arguments in order; texts such as `"f32[64,*]"` stand for arrays."""
+        kernel = self.kernel
+        return [stand_in(value) for value in bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)]
 
     def __repr__(self) -> str:
         return f"<{self.kernel!r} on a grid of {self.config.grid} blocks of {self.config.block} threads>"
 
 
+@public_methods("__init__", "__call__")
 class GpuKernel(Generic[P]):
     """An explicit kernel. `kernel[grid, block](…)` launches it; `grid` and `block` are integers or tuples of up to three."""
 
@@ -121,7 +137,7 @@ class GpuKernel(Generic[P]):
         """Whether its threads promise to have nothing to do with each other."""
         check_flags(unchecked, check)
         self.check, self.unchecked = check, unchecked
-        self.optimize = levels.checked(optimize, words=tuple(levels.LEVELS))
+        self.optimize = levels.checked(optimize)
         self.choices = choice_texts(checked_choices(self.__name__, choices))
         """Ways to launch it, of which a call without a grid takes one, by the texts that stand for them."""
         self.constants: Mapping[str, object] = {}
@@ -172,10 +188,14 @@ class GpuKernel(Generic[P]):
 
     def __getitem__(self, item: object) -> ConfiguredKernel:
         try:
-            found = self._launches.get(item)
-        except TypeError:
-            found = None  # a list, say: the check below says what is wrong
-        return found if found is not None else self._configured(item, self._config(item))
+            try:
+                found = self._launches.get(item)
+            except TypeError:
+                found = None  # a list, say: the check below says what is wrong
+            return found if found is not None else self._configured(item, self._config(item))
+        except UserError as error:
+            leave(error)
+            raise
 
     def _configured(self, key: object, config: LaunchConfig) -> ConfiguredKernel:
         made = ConfiguredKernel(self, config)
@@ -356,7 +376,7 @@ def gpu(
     is the largest block it may be launched with, `min_blocks` how many blocks a multiprocessor should have room for: both limit the
     registers of a thread. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory. With
     `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the error the emulator would give. On a
-    CPU that is so anyway, unless it is `unchecked=True`. `optimize` is the level of its machine code: `O0` to `O3`, `Os` or `Olatency`; on a GPU
+    CPU that is so anyway, unless it is `unchecked=True`. `optimize` is the level of its machine code: `O0` to `O3`, `Os`, `Olatency` or `tiered`; on a GPU
     only `O0` and `O1` make other code. With `choices`, ways to launch it, it may be called without a grid: `tw.tune` measures which is fastest.
     """
     if function is not None and not callable(function):

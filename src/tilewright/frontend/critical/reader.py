@@ -19,7 +19,7 @@ from tilewright.base.sizes import Size, contiguous_strides
 from tilewright.base.source import Span
 from tilewright.frontend.critical.layout import StateLayout
 from tilewright.frontend.critical.parameters import CriticalParameter, CriticalSignature
-from tilewright.frontend.simt.build import LaunchShape
+from tilewright.frontend.simt.build import LaunchShape, shape_of
 from tilewright.frontend.simt.expressions import BINARY
 from tilewright.frontend.simt.numbers import as_dtype
 from tilewright.frontend.simt.source import FunctionSource, read_source
@@ -32,6 +32,7 @@ from tilewright.frontend.simt.values import (
     Host,
     MemoryValue,
     NumberValue,
+    Seq,
     StateValue,
     TextValue,
     Val,
@@ -81,6 +82,10 @@ class BuiltCritical:
     """Parameters it writes to."""
     stack_bytes: int
     """Bytes of its own arrays."""
+
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_MAKERS = {"empty": None, "zeros": 0, "ones": 1}
+"""Words that make arrays, and what is in them."""
 
 
 class CriticalReader(Statements):
@@ -141,6 +146,9 @@ class CriticalReader(Statements):
     # -- arithmetic -----------------------------------------------------------------------------------------------
 
     def binary(self, sign: str, a: NumberValue, b: NumberValue) -> NumberValue:
+        if a.const is not None and b.const is not None and not self._folds(sign, a.const, b.const):
+            # What cannot be computed is a fault when the function comes there, as in Python; it may never come there.
+            a, b = self._at_run_time(a), self._at_run_time(b)
         if (a.const is not None and b.const is not None) or not (self._is_python(a) and self._is_python(b)):
             return super().binary(sign, a, b)
         if sign in ("/", "//", "%"):
@@ -155,6 +163,25 @@ class CriticalReader(Statements):
         if not self.wraps and sign in ("+", "-", "*") and result.dtype is i64 and result.const is None:
             self._overflow(sign, self.use(a, i64), self.use(b, i64), self.use(result))
         return result
+
+    @staticmethod
+    def _folds(sign: str, a: float, b: float) -> bool:
+        """Whether an operation of two known numbers has a result that is known."""
+        if sign in ("/", "//", "%"):
+            return bool(b)
+        whole = isinstance(a, int) and isinstance(b, int)
+        if not whole or sign not in ("+", "-", "*", "<<", ">>") or not all(_LEAST <= n <= _MOST for n in (a, b)):
+            return True
+        if sign in ("<<", ">>"):
+            return 0 <= b < 64 and (sign == ">>" or _LEAST <= int(a) << int(b) <= _MOST)
+        result = a + b if sign == "+" else a - b if sign == "-" else a * b
+        return _LEAST <= result <= 2 * _MOST + 1
+
+    def _at_run_time(self, number: NumberValue) -> NumberValue:
+        assert number.const is not None
+        if isinstance(number.const, float):
+            return NumberValue(f64, "float", self.b.const(number.const, f64))
+        return NumberValue(i64, "index", self.b.index(int(number.const)))
 
     def _divisor(self, sign: str, a: NumberValue, b: NumberValue) -> None:
         if b.const is None or not b.const:
@@ -234,6 +261,11 @@ class CriticalReader(Statements):
             if isinstance(owner, StateValue) and node.func.attr not in owner.fields:
                 del self._ready[id(node.func.value)]
                 return self._method(owner, node, node.func.attr)
+        if isinstance(node, ast.Call) and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in _MAKERS:
+            called = self.read_once(node.func)
+            if isinstance(called, WordValue) and called.name in _MAKERS:
+                del self._ready[id(node.func)]
+                return self._made_array(called.name, node)
         if isinstance(node, ast.Attribute | ast.Subscript):
             owner = self.read_once(node.value)
             if isinstance(owner, StateValue):
@@ -256,6 +288,40 @@ class CriticalReader(Statements):
                 assert isinstance(now, NumberValue)
                 return NumberValue(i64, "index", self.use(now, i64))  # ticks since the machine started: they fit
         return super()._read(node)
+
+    def _made_array(self, word: str, node: ast.Call) -> MemoryValue:
+        """`tw.zeros((4, 8), tw.f64)`: a temporary array, which lies on the stack."""
+        given = {k.arg: self.read(k.value) for k in node.keywords if k.arg} | dict(zip(("shape", "dtype"), map(self.read, node.args), strict=False))
+        if given.keys() - {"shape", "dtype"} or "shape" not in given or len(node.args) > 2:
+            raise self.fail(f"tilewright.{word} takes a shape and a dtype", f"write tw.{word}((4, 8), tw.f64)", "TW016")
+        shape = given["shape"]
+        for item in shape.items if isinstance(shape, Seq) else (shape,):
+            if not isinstance(item, NumberValue) or item.const is None:
+                raise self.fail(
+                    f"the size of tilewright.{word} is computed, and a critical function allocates nothing",
+                    "give numbers that are known when it is compiled: such an array lies on the stack; or pass an array or a state", "TW005",
+                )  # fmt: skip
+        dtype = self.dtype(given["dtype"], "dtype") if "dtype" in given else f64
+        extents = shape_of(self, shape, f"the shape of tilewright.{word}")
+        memory = self.array("local", extents, dtype, "local")
+        filled = _MAKERS[word]
+        if filled is not None:
+            self._fill(memory, extents, self.b.const(filled, dtype))
+        return memory
+
+    def _fill(self, memory: MemoryValue, extents: Sequence[int], value: Value) -> None:
+        def inner(builder: Builder, places: tuple[Value, ...]) -> None:
+            if len(places) == len(extents):
+                builder.emit("store", (memory.value, *places, value), {})
+                return
+
+            def body(deeper: Builder, index: Value) -> Sequence[Value]:
+                inner(deeper, (*places, index))
+                return ()
+
+            builder.for_(builder.index(0), builder.index(extents[len(places)]), builder.index(1), (), body)
+
+        inner(self.b, ())
 
     def _method(self, owner: StateValue, node: ast.Call, name: str) -> Val:
         """A call of a method of a state's class: its body takes the place of the call."""

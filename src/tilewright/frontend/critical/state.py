@@ -28,7 +28,7 @@ LINE = 64
 
 
 class NativeState:
-    """Base of classes whose annotated fields lie in native memory. `State(field=value, …)` makes one; what is not given is its default, or zero.
+    """Base of classes whose annotated fields lie in native memory. `State(value, …, field=value, …)` makes one; what is not given is its default, or zero.
 
     Fields are numbers, fixed arrays (`tw.f64[64]`), other states and arrays of them (`Level[8]`). `numpy()` is a structured NumPy view of all of
     it. Reading a number gives Python's int, float or bool; writing one that does not fit is an error, and nothing is written.
@@ -39,6 +39,8 @@ class NativeState:
 
     __layout__: ClassVar[StateLayout] = StateLayout("State", (), 1, 1)
     __defaults__: ClassVar[Mapping[str, object]] = {}
+    dtype: ClassVar[np.dtype[Any]] = np.dtype([])
+    """The structured dtype of NumPy that lies the same: `np.zeros(n, Particle.dtype)`, also `np.zeros(n, Particle)`."""
     __critical__: ClassVar[Mapping[str, Any]] = {}
     """Functions that stand for its methods in critical functions, where those of Python are others."""
     _memory: np.ndarray
@@ -60,14 +62,21 @@ class NativeState:
         found |= own
         parents = [parent.__layout__.align for parent in cls.__bases__ if issubclass(parent, NativeState)]
         cls.__layout__ = lay_out(cls.__name__, found, max(align, *parents))
+        cls.dtype = cls.__layout__.numpy()
         cls.__defaults__ = {**cls.__defaults__, **{name: cls.__dict__[name] for name in own if name in cls.__dict__}}
         for field in cls.__layout__.fields:
             setattr(cls, field.name, _StateMember(field))
         for name in cls.__defaults__:
             _check_value(cls, cls.__layout__, name, cls.__defaults__[name])
 
-    def __init__(self, **values: object) -> None:
+    def __init__(self, *fields: Any, **values: Any) -> None:
         layout = self.__layout__
+        if len(fields) > len(layout.fields):
+            raise UserError.at("TW009", f"{layout.name} has {len(layout.fields)} fields, got {len(fields)} values")
+        for field, value in zip(layout.fields, fields, strict=False):
+            if field.name in values:
+                raise UserError.at("TW009", f"field '{field.name}' of {layout.name} is given twice", help="give it by its place or by its name")
+            values[field.name] = value
         align = max(LINE, layout.align)
         raw = np.zeros(layout.size + align, np.uint8)
         start = -raw.__array_interface__["data"][0] % align

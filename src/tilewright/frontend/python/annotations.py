@@ -9,27 +9,31 @@ from __future__ import annotations
 from tilewright.base import dtypes
 from tilewright.base.errors import Diagnostics
 from tilewright.tree import syntax
+from tilewright.tree.structs.split import annotated_layout
 
 _ARRAYS = ("array", "tensor", "ndarray", "devicearray", "arraylike", "any", "object")
 """Words for an array of any dtype and rank, and for anything at all."""
-_HELP = 'use tw.Array, int, float, complex, bool, a dtype, or "f32[rows, cols]"'
+_HELP = 'use tw.Array, int, float, complex, bool, a dtype, a class of tw.State, or "f32[rows, cols]"'
 
 
 def check_parameter(name: str, node: syntax.Expr | None, sink: Diagnostics) -> None:
     """Report a parameter's annotation that says nothing a kernel could be held to."""
-    if node is None:
+    if node is None or isinstance(node, syntax.StructType):
+        return
+    said = annotated_layout(node)
+    if said is not None and said[1] is None:
         return
     if isinstance(node, syntax.Name):
         if node.id.lower() not in _ARRAYS and node.id not in ("int", "float", "bool", "complex") and not dtypes.is_name(node.id):
             sink.error("TW005", f"'{name}' is annotated as '{node.id}', which is no type of a kernel's parameter", node.span, _HELP)
         return
-    if not isinstance(node, syntax.Index) or not isinstance(node.value, syntax.Name):
+    if not isinstance(node, syntax.Index) or not isinstance(node.value, syntax.Name | syntax.StructType):
         sink.error("TW005", f"the annotation of '{name}' is no type of a kernel's parameter", node.span, _HELP)
         return
-    base = node.value.id
+    base = node.value.id if isinstance(node.value, syntax.Name) else ""
     if base in ("NDArray", "Sequence", "Any"):
         return
-    if base.lower() not in _ARRAYS and not dtypes.is_name(base):
+    if base and base.lower() not in _ARRAYS and not dtypes.is_name(base):
         sink.error("TW005", f"'{name}' is annotated as '{base}[…]', and '{base}' is no dtype", node.span, _HELP)
     if array_dtype(node) is not None:
         return

@@ -20,6 +20,7 @@ from tilewright.frontend.python.names import (
     Environment,
     Meaning,
     Opaque,
+    StructWord,
     Word,
     classify,
     has_words,
@@ -154,6 +155,8 @@ class ExpressionReader:
             return self._literal(meaning.value, node)
         if isinstance(meaning, Called):
             return self._callee(meaning, node)
+        if isinstance(meaning, StructWord):
+            return syntax.StructType(meaning.layout, span=span)
         if isinstance(meaning, Opaque):
             if is_package(meaning.value):
                 return self._unsupported(node, "the module itself", "name one of its members")
@@ -417,6 +420,8 @@ class ExpressionReader:
             meaning = self.meaning(node)
             if isinstance(meaning, Constant):
                 return self._literal(meaning.value, node)
+            if isinstance(meaning, StructWord):
+                return syntax.StructType(meaning.layout, span=span)
             name = meaning.name if isinstance(meaning, Word) else _last_name(node)
             return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -424,13 +429,17 @@ class ExpressionReader:
         return self.read(node)
 
     def is_in_place(self, node: ast.expr | None) -> bool:
-        """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `Annotated[tw.InOut, "f32[n]"]`."""
-        if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
-            node = node.slice.elts[0]
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return self.is_in_place(node.left) or self.is_in_place(node.right)
+        """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `tw.InOut[tw.f32]`, `Annotated[tw.InOut, "f32[n]"]`."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return node.value.strip().rpartition(".")[2] == "InOut"
+            try:
+                inner = ast.parse(node.value.strip(), mode="eval").body
+            except (SyntaxError, ValueError):
+                return False  # `annotation` reports it
+            return any(isinstance(n, ast.Name | ast.Attribute) and _last_name(n) == "InOut" for n in ast.walk(inner))
+        if isinstance(node, ast.Subscript):
+            if _last_name(node.value) in ("Annotated", "Optional"):
+                return self.is_in_place(node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice)
+            return self.is_in_place(node.value)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return self.is_in_place(node.left) or self.is_in_place(node.right)
         return isinstance(node, ast.Name | ast.Attribute) and self.meaning(node) == Word("InOut")
@@ -447,6 +456,9 @@ class ExpressionReader:
         """A type written as text: names are sizes and dtypes, nothing is captured; every part has the text's span."""
         if isinstance(node, ast.Name | ast.Attribute):
             name = _last_name(node)
+            meaning = self._environment.meaning(name) if isinstance(node, ast.Name) else None
+            if isinstance(meaning, StructWord):
+                return syntax.StructType(meaning.layout, span=span)
             return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return syntax.Number(node.value, span=span)

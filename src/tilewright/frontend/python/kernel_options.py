@@ -36,7 +36,7 @@ KERNEL_OPTIONS: tuple[KernelOption, ...] = (
     KernelOption("device", '"cpu", "cuda:1", "gpu"', "where calls run that name no device", "device"),
     KernelOption("precision", '"auto", "ieee", "tf32", "3xtf32"', "how f32 is multiplied in sums of products", "precision"),
     KernelOption("optimize", '"O0", "O1", "O2", "O3", "Os", "Olatency", "tiered"', "how much work goes into machine code; `tiered`: quick code first, exchanged for the default's", "optimize", "hint"),
-    KernelOption("schedule", "a text that `tw.tune` reports", "the schedule of the kernel's products; one that does not fit is an error"),
+    KernelOption("schedule", "a text that `tw.tune` reports", "the schedule of the kernel's products, or of its loops; one that does not fit is an error"),
     KernelOption("asynchronous", "True, False", "calls give a future at once", "async"),
     KernelOption("watchdog", "seconds", "a GPU stops the kernel's open-ended loops after that time"),
     KernelOption("reduce", '"+", "max", …', "combines what the loops yield", "kernel"),
@@ -155,7 +155,7 @@ def _broadcasts(value: object, span: Span) -> list[KernelAttribute]:
 def check_options(given: Mapping[str, object], span: Span = NOWHERE) -> None:
     """Options of calls and compilations have the form they need. Raises UserError."""
     if given.get("precision", "auto") not in PRECISIONS:
-        raise UserError.at("TW005", f"precision is {given['precision']!r}", span, f"choose one of {', '.join(PRECISIONS)}")
+        raise UserError.at("TW016", f"precision is {given['precision']!r}", span, f"choose one of {', '.join(PRECISIONS)}")
     for name in ("device", "schedule"):
         value = given.get(name)
         if value is not None and not isinstance(value, str):

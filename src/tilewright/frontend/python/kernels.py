@@ -176,7 +176,7 @@ def parse_python_file(text: str, path: str, sink: Diagnostics | None = None) -> 
 
 
 @lru_cache(maxsize=64)
-def _read_library(text: str) -> syntax.Function:
+def read_library(text: str) -> syntax.Function:
     """The tree of a kernel that stands for a function."""
     (found,) = parse_python_file(text, "<tilewright>")
     return found
@@ -252,7 +252,7 @@ class FunctionReader:
         if isinstance(definition, ast.AsyncFunctionDef):
             self._unsupported(definition, "an async function", "write it with a plain 'def'")
         local_names = _local_names(definition)
-        self._expressions = ExpressionReader(self._place, self._environment, self._sink, local_names, self._check_read, _read_library)
+        self._expressions = ExpressionReader(self._place, self._environment, self._sink, local_names, self._check_read, read_library)
         params = self._params(definition.args)
         self._ignores = not any(isinstance(n, ast.Name) and n.id == "_" and isinstance(n.ctx, ast.Load) for n in ast.walk(definition))
         self._visible = [{p.name for p in params}]

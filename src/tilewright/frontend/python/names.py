@@ -13,15 +13,23 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from contextvars import ContextVar
+from types import MappingProxyType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
 from tilewright.base.record import record
+from tilewright.frontend.critical.layout import StateLayout
+from tilewright.tree.structs.layout import StructField, StructLayout, layout_of
 from tilewright.tree.syntax import Function
 
 PACKAGE = "tilewright"
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+GIVEN: ContextVar[Mapping[str, object]] = ContextVar("given names", default=_NOTHING)
+"""Values of names around kernels of a file that is not executed, from the command line."""
 
 
 @record
@@ -52,7 +60,14 @@ class Called:
     read: Callable[[], Function]
 
 
-Meaning = Word | Constant | Opaque | Called
+@record
+class StructWord:
+    """A class of `tw.State`, or a structured dtype of NumPy."""
+
+    layout: StructLayout
+
+
+Meaning = Word | Constant | Opaque | Called | StructWord
 """None in the functions below means that the name is unknown."""
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan, "pi": math.pi, "e": math.e}
@@ -92,8 +107,11 @@ class Environment:
             elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
                 for alias in statement.names:
                     _bind_member(names, statement.module or "", alias)
+            elif isinstance(statement, ast.ClassDef):
+                names[statement.name] = _state_class(statement, names) or Opaque(None)
             elif isinstance(statement, ast.Assign):
                 value = _constants(statement.value, names)
+                value = _structured_dtype(statement.value, names) if value is None else value
                 for target in statement.targets:
                     if isinstance(target, ast.Name):
                         names[target.id] = Opaque(None) if value is None else value
@@ -102,7 +120,7 @@ class Environment:
             elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
                 value = _constants(statement.value, names)
                 names[statement.target.id] = Opaque(None) if value is None else value
-        return cls(names)
+        return cls({**names, **GIVEN.get()})
 
 
 def is_package(value: object) -> bool:
@@ -124,8 +142,12 @@ def surroundings(function: Callable[..., object]) -> dict[str, object]:
 
 def classify(value: object) -> Meaning:
     """What a captured object means in a kernel."""
-    if isinstance(value, Word | Constant | Opaque | Called):
+    if isinstance(value, Word | Constant | Opaque | Called | StructWord):
         return value
+    if isinstance(value, np.dtype):
+        return StructWord(layout_of(value, "a dtype")) if value.names is not None else Opaque(value)
+    if isinstance(value, type) and isinstance(layout := value.__dict__.get("__layout__"), StateLayout) and layout.fields:
+        return StructWord(layout_of(layout.numpy(), layout.name, name=layout.name, defaults=value.__dict__.get("__defaults__")))
     if isinstance(value, DType):
         return Word(value.name)
     if isinstance(value, bool | str):
@@ -187,6 +209,56 @@ def _word(value: object) -> str | None:
     if module == "numpy" and isinstance(value, type) and dtypes.is_name(name):
         return name
     return None
+
+
+def _state_class(node: ast.ClassDef, names: Mapping[str, object]) -> StructWord | None:
+    """The struct that a class of `tw.State` in a file is; None for other classes, and for those with fields that are no numbers."""
+    bases = [_file_meaning(base, names) for base in node.bases]
+    if Word("State") not in bases:
+        return None
+    fields: list[StructField] = []
+    for statement in node.body:
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        said = _file_meaning(statement.annotation, names)
+        default = None if statement.value is None else _constant(statement.value, names)
+        number = default if isinstance(default, bool | int | float) else 0
+        if isinstance(said, StructWord):
+            fields.append(StructField(statement.target.id, said.layout))
+        elif isinstance(said, Word) and dtypes.is_name(said.name):
+            word = {"int": "i64", "float": "f64"}.get(said.name, said.name)
+            fields.append(StructField(statement.target.id, dtypes.by_name(word), number))
+        else:
+            return None
+    return StructWord(StructLayout(tuple(fields), node.name)) if fields else None
+
+
+def _file_meaning(node: ast.expr, names: Mapping[str, object]) -> Meaning | None:
+    """What a name in a file means, or a member of a module that it imports."""
+    if isinstance(node, ast.Name):
+        return classify(names[node.id]) if node.id in names else Word(node.id) if hasattr(builtins, node.id) else None
+    if isinstance(node, ast.Attribute):
+        owner = _file_meaning(node.value, names)
+        return member(owner, node.attr) if isinstance(owner, Opaque) else None
+    return None
+
+
+def _structured_dtype(node: ast.expr, names: Mapping[str, object]) -> np.dtype | None:
+    """`np.dtype([("x", "f4"), …])` in a file; None where it is something else, or not all of it is literal."""
+    if (
+        not isinstance(node, ast.Call)
+        or not node.args
+        or not isinstance(node.func, ast.Attribute)
+        or not isinstance(node.func.value, ast.Name)
+    ):
+        return None
+    if node.func.attr != "dtype" or names.get(node.func.value.id) is not np:
+        return None
+    try:
+        found = np.dtype(ast.literal_eval(node.args[0]))
+    except (ValueError, TypeError, SyntaxError):
+        return None
+    return found if found.names is not None else None
 
 
 def _bind_import(names: dict[str, object], alias: ast.alias) -> None:

@@ -151,7 +151,9 @@ class ExpressionBuilder(Emitter, ABC):
         if isinstance(function, FunctionType):
             source = self.types.sources.get(function)
             if source is None:
-                source = self.types.sources[function] = read_source(alternative(function, self.launch.vendor))
+                # A function of a file that is only read has its source with it.
+                source = getattr(function, "__simt_source__", None) or read_source(alternative(function, self.launch.vendor))
+                self.types.sources[function] = source
             return DeviceFunction(source, source.node, source.name)
         return Host(value)
 

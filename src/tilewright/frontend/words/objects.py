@@ -37,15 +37,18 @@ Part: TypeAlias = "slice | Array | EllipsisType | None"
 """An index that leaves an axis, or makes one."""
 
 
-AnyDType: TypeAlias = DType | type[float] | type[int] | type[complex]
-"""What type checkers take for a dtype: in annotations `tw.f32` is a number, so its name is a class to them."""
-
 if TYPE_CHECKING:
     import typing_extensions
 
-    D = typing_extensions.TypeVar("D", default=Any)
+    from tilewright.frontend.critical.state import NativeState
+
+    D = typing_extensions.TypeVar("D", default=float)
+    S = TypeVar("S", bound=NativeState)
+    AnyDType: TypeAlias = DType | type[float] | type[int] | type[complex] | type[NativeState]
+    """What type checkers take for a dtype: in annotations `tw.f32` is a number, so its name is a class to them."""
 else:
     D = TypeVar("D")
+    AnyDType = DType
 
 
 class HostArray(Protocol):
@@ -91,8 +94,8 @@ class HostArray(Protocol):
 class KernelArray(Generic[D]):
     """An array in a kernel: `x[i, j]` is an element, `x[i, a:b]` a part, `x.shape` its extents, `x.dtype` its element type.
 
-    Elements are floats to a type checker, whatever the array holds; so an element may be an index too, as in `x[places[i]]`. So is
-    a row that is written without a slice, `x[i]` for `x[i, :]`.
+    Elements are floats to a type checker, whatever the array holds but structs; so an element may be an index too, as in
+    `x[places[i]]`. So is a row that is written without a slice, `x[i]` for `x[i, :]`.
     """
 
     shape: tuple[int, ...]
@@ -128,13 +131,15 @@ class KernelArray(Generic[D]):
             return cls
 
     @overload
+    def __getitem__(self: KernelArray[S], index: float | tuple[float, ...]) -> S: ...  # type: ignore[overload-overlap]
+    @overload
     def __getitem__(self, index: float | tuple[float, ...]) -> float: ...  # type: ignore[overload-overlap]
     @overload
     def __getitem__(self, index: Part | tuple[float | Part, ...]) -> Array: ...
-    def __getitem__(self, index: float | Part | tuple[float | Part, ...]) -> float | Array:
+    def __getitem__(self, index: float | Part | tuple[float | Part, ...]) -> Any:
         refuse("Array")
 
-    def __setitem__(self, index: float | Part | tuple[float | Part, ...], value: complex | Array) -> None:
+    def __setitem__(self, index: float | Part | tuple[float | Part, ...], value: complex | Array | NativeState) -> None:
         refuse("Array")
 
     def __len__(self) -> int:

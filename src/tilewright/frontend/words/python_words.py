@@ -7,8 +7,10 @@ shows them. Calling it outside of a kernel is an error that says so.
 from __future__ import annotations
 
 import functools
+from types import FunctionType
 
 from tilewright.base.dtypes import f32
+from tilewright.base.errors import public
 from tilewright.frontend.words import objects
 from tilewright.frontend.words.rows import KERNEL, WORDS, WordRow
 
@@ -26,7 +28,9 @@ def _function(row: WordRow) -> object:
     """A function with the row's signature that refuses to be called."""
     namespace: dict[str, object] = {"__name__": "tilewright", "f32": f32, "refuse": objects.refuse}
     explicit = not row.kinds & KERNEL
-    exec(f"from __future__ import annotations\ndef {row.name}{row.signature}: refuse({row.name!r}, {explicit})", namespace)
+    text = f"from __future__ import annotations\ndef {row.name}{row.signature}: refuse({row.name!r}, {explicit})"
+    exec(compile(text, __file__, "exec"), namespace)
     function = namespace[row.name]
+    assert isinstance(function, FunctionType)
     function.__doc__ = row.doc
-    return function
+    return public(function)

@@ -162,6 +162,7 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         """The statements of a list, attributes put on the function that follows them."""
         statements: list[Stmt] = []
         attributes: list[KernelAttribute] = []
+        functions: dict[str, syntax.Function] = {}
         for part in parts:
             if isinstance(part, KernelAttribute):
                 attributes.append(part)
@@ -173,8 +174,8 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
                 elif attributes:
                     break
                 if isinstance(statement, syntax.Function):
-                    before = next((s for s in statements if isinstance(s, syntax.Function) and s.name == statement.name), None)
-                    if before is not None:
+                    before = functions.setdefault(statement.name, statement)
+                    if before is not statement:
                         raise syntax_error(f"'{statement.name}' is defined in line {before.span.line} already", statement.span, "choose another name", "TW010")
                 statements.append(statement)
         if attributes:
@@ -501,6 +502,12 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         value = float(str(parts[0]))
         if math.isinf(value):
             raise syntax_error("number is too large for a float", self._span(parts), "write inf for infinity")
+        return syntax.Number(value, span=self._span(parts))
+
+    def imaginary_value(self, parts: list[Part]) -> syntax.Number:
+        value = complex(str(parts[0]))
+        if math.isinf(value.imag):
+            raise syntax_error("number is too large for a float", self._span(parts), "write complex(0, inf)")
         return syntax.Number(value, span=self._span(parts))
 
     def quantity(self, parts: list[Part]) -> syntax.Number:

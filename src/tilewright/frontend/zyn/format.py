@@ -19,7 +19,7 @@ from tilewright.tree.show import show
 
 INDENT = 4
 _COMMENT = re.compile(r"(?://|#)[^\n]*")
-_VALUES = frozenset({"NAME", "INT", "FLOAT", "QUANTITY", "STRING", "INF", "TRUE", "FALSE", "RPAR", "RSQB", "RBRACE"})
+_VALUES = frozenset({"NAME", "INT", "FLOAT", "IMAGINARY", "QUANTITY", "STRING", "INF", "TRUE", "FALSE", "RPAR", "RSQB", "RBRACE"})
 _OPERATORS = frozenset({"+", "-", "*", "/", "%", "@", "**", "|", "^", "&", "<<", ">>"})
 
 

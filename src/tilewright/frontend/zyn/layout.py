@@ -18,7 +18,7 @@ MAX_NESTING = 100
 
 _OPENERS = {"(": ")", "[": "]", "{": "}"}
 _CLOSERS = frozenset(_OPENERS.values())
-_ENDS_VALUE = frozenset({"NAME", "INT", "FLOAT", "QUANTITY", "STRING", "INF", "TRUE", "FALSE", "RPAR", "RSQB", "RBRACE"})
+_ENDS_VALUE = frozenset({"NAME", "INT", "FLOAT", "IMAGINARY", "QUANTITY", "STRING", "INF", "TRUE", "FALSE", "RPAR", "RSQB", "RBRACE"})
 _STARTS_STATEMENT = frozenset({"NEWLINE", "INDENT", "DEDENT", "LBRACE", "COLON", "SEMICOLON"})
 _WORDS = frozenset({"AND", "OR", "NOT", "IN"})
 _CONTINUES = frozenset(["+", "-", "*", "/", "%", "**", "@", "&", "|", "^", "~", "=", ",", ".", "|>", "->"])
@@ -258,7 +258,7 @@ class LayoutReader:
         if word == "shared":
             return "SHARED" if following is not None and following.value == "var" and previous != "AT" else "NAME"
         if word in ("step", "timeout"):
-            operand = after in ("NAME", "INT", "FLOAT", "QUANTITY", "LPAR", "MINUS", "NOT")
+            operand = after in ("NAME", "INT", "FLOAT", "IMAGINARY", "QUANTITY", "LPAR", "MINUS", "NOT")
             return word.upper() if previous in _ENDS_VALUE and operand else "NAME"
         if word == "kernel":
             return "KERNEL" if previous == "AT" and after == "NAME" else "NAME"
@@ -267,7 +267,7 @@ class LayoutReader:
         if word == "inout":
             return "INOUT" if previous in ("LPAR", "COMMA") and after == "NAME" else "NAME"
         if word in ("break", "continue"):
-            return word.upper() if starts and after in ("NEWLINE", "SEMICOLON", "RBRACE", "DEDENT", "COMMENT", "ELSE", "ELIF") else "NAME"
+            return str(word).upper()
         if word in ("pipeline", "fn"):
             return word.upper() if after == "NAME" and (starts or previous in ("NAME", "RPAR")) else "NAME"
         if word == "config":

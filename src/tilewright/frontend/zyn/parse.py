@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-from importlib import resources
 
 import lark
 
@@ -19,6 +18,8 @@ from tilewright.base.source import Source, Span
 from tilewright.frontend.zyn.build_tree import TreeBuilder, syntax_error, token_span
 from tilewright.frontend.zyn.grammar_tables import make_parser
 from tilewright.frontend.zyn.layout import LayoutError, LayoutReader
+from tilewright.frontend.zyn.quick_parse import NotParsed, QuickParser
+from tilewright.frontend.zyn.shipped_tables import packaged
 from tilewright.frontend.zyn.syntax_messages import expectation, found
 from tilewright.tree import syntax
 from tilewright.tree.inline import parts_backwards
@@ -51,8 +52,9 @@ class _ZynParser:
         self.lock = fork_safe_lock()
         self._layout = LayoutReader()
         self._builder = TreeBuilder()
-        grammar = resources.files("tilewright.frontend.zyn").joinpath("zyn.lark").read_text(encoding="utf-8")
+        grammar = packaged("zyn.lark")
         self._lark = make_parser(grammar, self._layout, self._builder)
+        self._quick = QuickParser(self._lark)
 
     def parse(self, source: Source) -> syntax.Module:
         self._builder.source = source
@@ -92,7 +94,7 @@ class _ZynParser:
     def _parse_text(self, source: Source, text: str) -> syntax.Module:
         self._layout.prepare(text)
         try:
-            module = self._lark.parse(text)
+            module = self._tree_of(text)
         except LayoutError as error:
             raise UserError.at("TW001", error.message, token_span(error.token, source), error.help) from None
         except lark.exceptions.UnexpectedCharacters as error:
@@ -104,6 +106,12 @@ class _ZynParser:
         assert isinstance(module, syntax.Module)
         _check_depth(module)
         return module
+
+    def _tree_of(self, text: str) -> object:
+        try:
+            return self._quick.parse(text)
+        except (NotParsed, lark.exceptions.LarkError):
+            return self._lark.parse(text)  # which says what is wrong
 
     def tokens(self, source: Source) -> list[lark.Token]:
         self._layout.prepare(source.text)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import deque
-from importlib import resources
 from typing import Any
 
 NAME = "zyn.tables.json"
@@ -19,10 +19,19 @@ _SHIFT, _REDUCE = 0, 1
 
 def shipped(grammar: str, version: str, making: dict[str, Any]) -> dict[str, Any] | None:
     """The tables in the package, as lark loads them; None where they are of another grammar, other options or another lark."""
-    file = resources.files("tilewright.frontend.zyn").joinpath(NAME)
-    if not file.is_file():
+    try:
+        text = packaged(NAME)
+    except OSError:
         return None
-    return decoded(file.read_text(encoding="utf-8"), grammar, version, making)
+    return decoded(text, grammar, version, making)
+
+
+def packaged(name: str) -> str:
+    """The text of a file beside this module, wherever the package lies: in a folder or in an archive. `importlib.resources` does the same, and takes some
+    milliseconds to load."""
+    assert __spec__ is not None
+    data: bytes = __spec__.loader.get_data(os.path.join(os.path.dirname(__file__), name))  # type: ignore[union-attr]
+    return data.decode("utf-8").replace("\r\n", "\n")
 
 
 def encoded(tables: dict[str, Any], grammar: str, version: str, making: dict[str, Any]) -> str:

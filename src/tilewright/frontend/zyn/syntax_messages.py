@@ -21,7 +21,7 @@ _EXPRESSION = frozenset({"NAME", "INT", "STRING", "LPAR"})
 """Where all of these fit, an expression does."""
 
 _STARTERS = _EXPRESSION | frozenset(
-    ["FLOAT", "QUANTITY", "INF", "TRUE", "FALSE", "LSQB", "LRECORD", "MINUS", "TILDE", "NOT", "AWAIT", "COMPUTE"]
+    ["FLOAT", "IMAGINARY", "QUANTITY", "INF", "TRUE", "FALSE", "LSQB", "LRECORD", "MINUS", "TILDE", "NOT", "AWAIT", "COMPUTE"]
 )  # fmt: skip
 _STATEMENT = frozenset({"LET", "FOR", "RETURN"})
 _CONTINUATIONS = frozenset(

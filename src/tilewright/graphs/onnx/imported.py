@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base import dtypes
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public_methods
 from tilewright.execute.devices import default_device, find_device
 from tilewright.graphs.builder import array_dtype
 from tilewright.graphs.graph import TensorGraph
@@ -58,6 +58,7 @@ class _Built:
         return made if len(self.graph.outputs) > 1 else {next(iter(self.graph.outputs)): made}
 
 
+@public_methods("__init__")
 class OnnxGraph:
     """A model of an ONNX file. `run` takes its inputs by name and gives its outputs."""
 

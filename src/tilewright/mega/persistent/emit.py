@@ -52,6 +52,8 @@ ROOM_LEFT = 4 << 10
 """Bytes of shared memory that groups leave to others."""
 LINE_BYTES = 128
 """Of a line of the second-level cache."""
+EARLY_TURNS, EARLY_WORDS = 6, 80
+"""Turns of a loop that is written out where the loads of its first ones come before a wait, and the registers that these loads may take."""
 ROW_VECTOR = 16
 """Bytes of a row that a thread fetches at once."""
 
@@ -300,6 +302,9 @@ class _Emitter:
         if self._is_single(op) and op.tasks == most:
             self._single(b, loop, op, mapping, now, index, done)
             return
+        if (beside := self._one_each(op)) and op.tasks == most:
+            self._single_groups(b, loop, op, mapping, now, index, done, beside)
+            return
         flats = [
             self._bytes(b, b.add(first_entry, b.index(loop.columns.index((op.position, run.name)))), run) for run in self.stream.runs.get(op.number, ())
         ]
@@ -489,6 +494,43 @@ class _Emitter:
                 self._behind(b, loop, op, index, group)
         self._await(b, loop, op, now, index, done)
         b.ops += rewrite_block(Block((), tuple(rest)), lambda at, o: self._placed(at, o, ids, self.thread, self.threads, phase), given).ops
+        self._done(b, op)
+
+    def _one_each(self, op: PersistentOp) -> int:
+        """Groups of a block's threads that have one task at most of a product of a few rows by matrix instructions; 0 where some have more, or where it is another op."""
+        if not self.early_loads or not op.kernel.attrs.get("row_matrix") or op.kernel.threads >= self.threads:
+            return 0
+        beside = self._groups(op)
+        return beside if op.tasks <= beside * self.most else 0
+
+    def _single_groups(self, b: Builder, loop: TaskLoop, op: PersistentOp, mapping: dict[Value, Value], now: Value, index: Value, done: Value, beside: int) -> None:
+        """The only task of each group of threads: the first of its weights are on their way while it waits."""
+        phase, self.phase = self.phase, self.phase + 1
+        width = b.index(op.kernel.threads)
+        group, thread = b.op("floordiv", self.thread, width, name="group"), b.op("mod", self.thread, width)
+        place = b.add(self.block, b.mul(group, self.blocks)) if beside > 1 else self.block
+        takes_part = b.op("and", b.op("lt", self.thread, b.index(beside * op.kernel.threads)), b.op("lt", place, b.index(op.tasks)))
+        body = clone_block(write_out(op.kernel, EARLY_TURNS).body, mapping)
+        constant = {o.results[0] for o in b.ops if o.opcode == "tensor_at" and o.attrs.get("constant")}
+        first, rest = early(body.ops, constant, EARLY_WORDS)
+        ids = self._along(b, place, op.grid)
+        given: dict[Value, Value] = {}
+
+        def ahead(at: Builder, o: Op) -> Sequence[Value] | None:
+            if o.opcode == "load":
+                return at.emit("load", (*o.operands[:-1], at.op("and", o.operands[-1], takes_part)), o.attrs)
+            return self._placed(at, o, ids, thread, op.kernel.threads, phase)
+
+        b.ops += rewrite_block(Block((), tuple(first)), ahead, given).ops
+        self._await(b, loop, op, now, index, done)
+
+        def run(inner: Builder) -> Sequence[Value]:
+            self.group = _ThreadGroup(group, beside) if beside > 1 else None
+            inner.ops += rewrite_block(Block((), tuple(rest)), lambda at, o: self._placed(at, o, ids, thread, op.kernel.threads, phase), given).ops
+            self.group = None
+            return []
+
+        b.if_(takes_part, run, lambda inner: [])
         self._done(b, op)
 
     def _done(self, b: Builder, op: PersistentOp) -> None:

@@ -51,14 +51,14 @@ def settled(kernel: Kernel, tasks: int) -> Kernel:
     return simplify(replace(kernel, body=Block(kernel.body.args, tuple(ops))))
 
 
-def write_out(kernel: Kernel) -> Kernel:
-    """The kernel with short loops at its top written out."""
+def write_out(kernel: Kernel, most: int = MOST_TURNS) -> Kernel:
+    """The kernel with short loops at its top written out: those of at most so many turns."""
     ops: list[Op] = []
     renamed: dict[Value, Value] = {}
     numbers: dict[Value, int] = {}
     for old in kernel.body.ops:
         op = _renamed(old, renamed)
-        turns = _turns(op, numbers) if op.opcode == "for" else None
+        turns = _turns(op, numbers, most) if op.opcode == "for" else None
         if turns is None:
             ops.append(op)
             if op.opcode == "const" and isinstance(op.attrs["value"], int):
@@ -84,16 +84,16 @@ def _renamed(op: Op, renamed: dict[Value, Value]) -> Op:
     return replace(op, operands=tuple(renamed.get(v, v) for v in op.operands), regions=tuple(replace_values(region, renamed) for region in op.regions))
 
 
-def _turns(op: Op, numbers: dict[Value, int]) -> range | None:
+def _turns(op: Op, numbers: dict[Value, int], most: int) -> range | None:
     low, high, step = (numbers.get(v) for v in op.operands[:3])
     if low is None or high is None or step is None or step <= 0:
         return None
     turns = range(low, high, step)
-    return turns if 1 <= len(turns) <= MOST_TURNS else None
+    return turns if 1 <= len(turns) <= most else None
 
 
-def early(ops: Sequence[Op], constant: set[Value]) -> tuple[list[Op], list[Op]]:
-    """The ops that need nothing but numbers and constant memory, whose loads begin where they stand, and the others; both in order."""
+def early(ops: Sequence[Op], constant: set[Value], most: int = 1 << 30) -> tuple[list[Op], list[Op]]:
+    """The ops that need nothing but numbers and constant memory, whose loads begin where they stand, and the others; both in order. `most`: registers that the loads may take."""
     late: set[Value] = set()
     first: list[Op] = []
     rest: list[Op] = []
@@ -102,6 +102,9 @@ def early(ops: Sequence[Op], constant: set[Value]) -> tuple[list[Op], list[Op]]:
     for op in ops:
         pure = not op.regions and OPS[op.opcode].effect == "pure"
         reads = op.opcode == "load" and op.operands[0] in constant and isinstance(op.result.type, Vec) and op.result.type.width * op.result.type.dtype.itemsize == _WIDE
+        if reads and not late.intersection(op.operands):
+            most -= _WIDE // 4
+            reads = most >= 0
         if (pure or reads) and not late.intersection(op.operands):
             if reads:
                 attrs = MappingProxyType({**op.attrs, "masked": True, "early": True})

@@ -43,19 +43,21 @@ TF32_TERMS = 4
 """Products of parts of f32: scores are short sums, in which the product of the small parts counts as much as rounding does."""
 
 
-def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> tuple[str, ...]:
-    """Sizes that must be part of the code: the terms of a score and the columns of the values; for few queries the numbers of heads, too."""
+def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that must be part of the code: the terms of a score and the columns of the values; for few queries the numbers of heads, too. Of few queries
+    only those that matrix attention takes; many become three kernels where it does not (`stage_attention`)."""
     if not _has_mma(target):
-        return ()
+        return {}
     found = find_attention(kernel)
     few = found is None or found.count is not None or found.gathers or is_watched(kernel) or has_few_rows(found, extents)
     form = find_split(kernel, known=False) if few else None
     found = form.found if form is not None else found
     if found is None:
-        return ()
+        return {}
     names = [name for s in (found.depth, found.column_extent) for name in ([s.name] if s.name is not None else sorted(s.names) if found.computed else [])]
     groups = [size for size in found.extents if size.name is None] if form is not None else []
-    return tuple(dict.fromkeys([*names, *(name for size in groups for name in sorted(size.names))]))
+    names += [name for size in groups for name in sorted(size.names)]
+    return {name: extents[name] for name in names if name in extents and (extents[name] <= MOST or not few)}
 
 
 def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:

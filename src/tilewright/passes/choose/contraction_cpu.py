@@ -61,8 +61,10 @@ serves all rows."""
 
 
 def is_tiny(found: Contraction) -> bool:
-    """Whether sums are short, and one side of the results is too, for all calls."""
+    """Whether sums are short, and one side of the results is too, for all calls; or it is a matrix times a vector."""
     terms, rows, columns = found.k_size.constant, found.size(found.m).constant, found.size(found.n).constant
+    if not found.batch and 1 in (rows, columns):
+        return True
     sides = [side for side in (rows, columns) if side is not None]
     if terms is None or terms > TINY or not sides or min(sides) > TINY:
         return False

@@ -47,6 +47,8 @@ MEETING = 150
 """Cycles that warps which share a row take to meet."""
 THIN_MMA = "thin_mma"
 """A feature of targets for which products of a few rows go by matrix instructions of a warp: those of persistent kernels, which have no others."""
+THIN_WARPS, THIN_MOST = 12, 8
+"""Warps of a multiprocessor that work on such a product at once, and those that share a row at most."""
 SHORTEST = 64
 """Terms of a sum below which a warp for each row has too little to do."""
 
@@ -98,20 +100,28 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
 
 
 def _thin_schedules(kernel: Kernel, found: RowDots, work: GemvWork, target: Target) -> tuple[Gemv, ...]:
-    """A few rows of x and rows of w, both bf16 or f16, by matrix instructions, for targets that ask for it. Few warps share a row where that leaves work for all multiprocessors; steps
-    that end where rows do are better."""
+    """A few rows of x and rows of w, both bf16 or f16, by matrix instructions, for targets that ask for it. As many warps share a row as all find room at once, two at least: then no
+    multiprocessor waits for a second round. Else few of them, where that leaves work for all multiprocessors. Steps that end where rows do are better."""
     if not target.has(THIN_MMA, "mma", "bf16") or not _has_narrow_factors(found) or found.m < 0 or not FEW_FOR_FMA < work.m <= 8 or _vector(kernel, found) != 8 or work.n < 16:
         return ()
     listed: list[tuple[tuple[float, ...], Gemv]] = []
-    for warps_n, warps_k in ((4, 1), (2, 2), (1, 4)):
+    large = replace(target, max_threads=max(target.max_threads, THIN_MOST * target.warp_size))
+    at_once = _power_below(min(THIN_MOST, THIN_WARPS * target.multiprocessors // (work.others * -(-work.n // 16))))
+    for warps_n, warps_k in dict.fromkeys((*([(1, at_once)] if at_once > 1 else []), (4, 1), (2, 2), (1, 4))):
         tasks = work.others * -(-work.n // (16 * warps_n))
         for vectors in range(2, 9):
             way = Gemv(work.m, 16 * warps_n, 32 * warps_k * vectors, 8, warps_n, warps_k, found.m, found.n, matrix=True, lanes_n=8, resident=3)
-            if not way.has_room(target) or way.k >= 2 * work.length:
+            if not way.has_room(large) or way.k >= 2 * work.length:
                 continue
             ragged = -(-work.length // way.k) * way.k / work.length
-            listed.append(((max(0.0, 2 * target.multiprocessors / tasks - 1), warps_k, round(ragged, 2), abs(vectors - (6.2 if warps_k == 4 else 4.2))), way))
+            fits = at_once > 1 and (warps_n, warps_k) == (1, at_once)  # else there are more rounds than one
+            listed.append(((not fits, max(0.0, 2 * target.multiprocessors / tasks - 1), warps_k, round(ragged, 2), abs(vectors - (6.2 if warps_k >= 4 else 4.2))), way))
     return tuple(way for _, way in sorted(listed, key=lambda pair: pair[0]))
+
+
+def _power_below(number: int) -> int:
+    """The largest power of two up to a number; 0 where there is none."""
+    return 1 << (number.bit_length() - 1) if number > 0 else 0
 
 
 def _has_narrow_factors(found: RowDots) -> bool:

@@ -33,8 +33,8 @@ from tilewright.passes.choose.matrix import (
 )
 from tilewright.passes.choose.mma import mma_schedules
 from tilewright.passes.choose.row_dots import find_row_dots
+from tilewright.passes.common.fusion_report import Refused
 from tilewright.passes.packed.unpack_weights import unpacked_form
-from tilewright.passes.program.fuse import Refused
 from tilewright.passes.program.fuse_horizontally import Join, find_joins, find_row_joins, joined_kernel, side_by_side
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import (

@@ -31,6 +31,7 @@ from tilewright.analysis.loop_nest import (
     record_index,
     slides,
     vector_index,
+    walks_views,
 )
 from tilewright.base.cost_model import RowCosts
 from tilewright.base.dtypes import u64
@@ -45,6 +46,10 @@ from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.rows.flatten_rows import flattened
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.to_tile.column_sums import row_group
+
+LONG_SEARCH, SHORT_SEARCH = 2048, 512
+"""Elements of a run whose extreme value argmin and argmax look for first: the place is looked for in one run. Short ones end often, which costs little where a maximum is
+one instruction."""
 
 
 def choose(kernel: Kernel, target: Target, hints: Mapping[str, int], sizes: bool = False) -> Schedule:
@@ -96,6 +101,7 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     on_reduction = bool(nest.reductions or nest.sweeps) and nest.reduces_along
     if "repairs" in kernel.attrs:
         on_reduction = False  # hardly any result has terms: what counts is that all are looked at
+    search = SHORT_SEARCH if target.has_ieee_maximum else LONG_SEARCH
     window = slides(kernel, nest)
     short = short_schedule(kernel, nest, target, lanes, hints)
     if short is not None:
@@ -119,13 +125,13 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
             # Parts of a row, which begin and end anywhere: whole tiles, whole registers, single elements.
             return Schedule((1,) * rank, lanes * 4, lanes, vector_on_reduction=True)
         short_rows = costs.short_row if _may_be_short(kernel, nest) else 0
-        return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0, short_rows=short_rows)
+        return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=search if arg else 0, short_rows=short_rows)
     axis = vector_index(nest)
     walks = inner_walks(kernel, nest)
     if axis < 0 or (walks and gathers_in_loops(kernel, nest, axis)):
         arg = any(str(op.attrs.get("kind", "")).startswith("arg") for op in walks)
         if walks and lanes > 1:
-            return Schedule((1,) * rank, lanes * 4, lanes, vector_on_reduction=True, block_search=2048 if arg else 0)
+            return Schedule((1,) * rank, lanes * 4, lanes, vector_on_reduction=True, block_search=search if arg else 0)
         if lanes > 1 and is_strided_sum(kernel, nest):
             # Elements that lie apart are loaded one by one, but added up in several sums side by side.
             width = lanes * (1 if small else 4)
@@ -170,7 +176,7 @@ def _may_be_short(kernel: Kernel, nest: Nest) -> bool:
     """Whether results are single sums over rows of a length that only a call tells: they may be many short ones."""
     body = nest.parallel.regions[0]
     inside = [op for op in walk(body) if op.opcode not in ("const", "size")]
-    if not nest.extents or len(nest.reductions) != 1 or nest.sweeps or len(nest.reductions[0].operands) != 1 or len(inside) > _LIGHT:
+    if not nest.extents or nest.rows_differ or len(nest.reductions) != 1 or nest.sweeps or len(nest.reductions[0].operands) != 1 or len(inside) > _LIGHT:
         return False
     if kernel.attrs.keys() & {"blocks", "in_order", "dots"} or "packed" in nest.reductions[0].attrs or not can_repeat(kernel):
         return False
@@ -235,6 +241,8 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         return Schedule((*[1] * (rank - 1), _PATCH_THREADS), 1, 1, vector_index=rank - 1, threads=_PATCH_THREADS)
     if nest.reduces_along:
         return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
+    if walks_views(kernel, nest):
+        return _gpu_rows(nest, rank, 1, power_of_two(hint(nest.reduce_extent, hints)), target)
     return _gpu_columns(kernel, nest, rank, vector, target, hints)
 
 
@@ -439,17 +447,17 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     if not nest.reduce_extent.names <= sizes.keys():
         return None
     length, costs = max(1, nest.reduce_extent.evaluate(sizes)), target.costs.rows
-    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest, dict(target.tuned).get("vector", 8)))
     while vector > 1 and not nest.reduce_extent.divisible_by(vector, kernel.facts):
         vector //= 2
     tiles = [1] * len(nest.extents)
     threads, cluster = _row_threads(kernel, nest, target, length, vector)
-    if tiles and threads < 128:
+    if tiles and threads < costs.block:
         rows = product(nest.extents)
         if rows.names <= sizes.keys() and rows.evaluate(sizes) == 1:
-            threads = 128  # all of the block's threads walk the one row
+            threads = costs.block  # all of the block's threads walk the one row
         else:
-            tiles[-1] = 128 // threads
+            tiles[-1] = costs.block // threads
     steps = -(-length // (threads * vector * cluster))
     if steps * vector > _most_values(kernel, nest, costs, threads, cluster):
         return None

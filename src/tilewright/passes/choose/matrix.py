@@ -22,7 +22,7 @@ from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, accumu
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
-from tilewright.passes.choose.mma import SHORT_TERMS, SHORTEST, THIN, mma_schedules, precision_of, warp_time
+from tilewright.passes.choose.mma import SHORT_TERMS, SHORTEST, THIN, is_thin, mma_schedules, precision_of, warp_time
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
@@ -34,7 +34,7 @@ from tilewright.passes.schedules.matrix import CpuPanels, CpuProduct, GpuProduct
 from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.symmetry import is_symmetric
-from tilewright.passes.windows.split_images import image_form
+from tilewright.passes.windows.split_images import ImageForm, image_form
 
 SHORT_SUM = 32
 """A summed index shorter than this is not worth steps of its own."""
@@ -42,6 +42,10 @@ STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
 SKIPPED = (1.0, 0.55, 0.25)
 """What is left of a product whose tiles skip what guards leave empty, where so many factors have one."""
+DEEP = 16
+"""A sum this many times as long as the sides of the results is long."""
+WORD = 8
+"""Bytes from which on threads bring a factor nearly as fast as the copy engine does."""
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
 
@@ -93,8 +97,22 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if has_warp_groups(kernel, found, target):
         ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
-        return (*(s for _, s in ranked), *_by_warps(kernel, found, target, hints, inner))
+        by_warps, by_groups = _by_warps(kernel, found, target, hints, inner), tuple(s for _, s in ranked)
+        if ranked and "pack" in (ranked[0][1].a_copy, ranked[0][1].b_copy) and len(found.k) == len(found.m) == len(found.n) == 1 and _in_words(kernel, found):
+            # Warps bring factors that the copy engine cannot read as they lie; of few results and a long sum the copies take longer than the product.
+            shape = shape_of(found, hints)
+            if not is_thin(shape.m, shape.n) and shape.k > DEEP * max(shape.m, shape.n) and warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) < ranked[0][0]:
+                return (*by_warps, *by_groups)
+        return (*by_groups, *by_warps)
     return _by_warps(kernel, found, target, hints, inner)
+
+
+def _in_words(kernel: Kernel, found: Contraction) -> bool:
+    """Whether threads can bring both factors, of two-byte elements, in words of eight bytes: rows begin at such."""
+    for tensor in (found.a.tensor, found.b.tensor):
+        if tensor is None or tensor.dtype.itemsize != 2 or tensor.align < WORD or tensor.strides[-1] != ONE or any(divisors.of_size(x, kernel.facts) * tensor.dtype.itemsize % WORD for x in tensor.strides[:-1]):
+            return False
+    return True
 
 
 def gains_on_cpu(form: UnpackedForm) -> bool:
@@ -195,6 +213,11 @@ _IMAGE_TILES = (
     Wgmma(256, 32, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
 )
 """Tiles of convolutions in parts of tf32: a thread has two levels of sums, and a stage two tiles of each factor."""
+FOLDED, FOLDED_ALONG = 1.8, 3.0
+"""How much longer parts take to make where places of a window lie beside channels, which are told apart by division; the second where these are neighbours in
+memory: neighbouring threads read far apart."""
+IMAGE_STEP = 32
+"""Channels of one step."""
 IMAGE_CHUNK = 32
 """Products of each kind that matrix units add up from zero: their sums drop bits, and the error of a chain in f32 is the bound."""
 
@@ -204,10 +227,30 @@ def image_schedules(kernel: Kernel, whole: Contraction, target: Target, hints: M
     sizes = shape_of(whole, hints)
     if "wgmma" not in target.features or precision_of(kernel, whole.a.dtype, sizes.k) != "3xtf32" or min(sizes.m, sizes.n) <= THIN:
         return []
-    form = image_form(kernel, whole)
-    if form is None:
+    whole_form = image_form(kernel, whole)
+    if whole_form is None:
         return []
     terms = 4 if sizes.k < SHORT_TERMS else 3
+    ranked: Ranked = []
+    for folded in _foldings(whole_form, hints):
+        form = image_form(kernel, whole, folded)
+        if form is not None:
+            ranked += _image_ranked(form, terms, folded, target, hints)
+    return sorted(ranked, key=lambda pair: pair[0])
+
+
+def _foldings(form: ImageForm, hints: Mapping[str, int]) -> list[int]:
+    """Which axes may be worth folding into channels, as bits: those along which windows leave places out, and one more where channels are few."""
+    places = {axis: 1 << number for number, axis in enumerate(form.order[1:-1])}
+    foldable = form.foldable
+    sparse = sum(places[axis] for axis in foldable if form.step(axis) > _number(form.taps_along(axis), hints))
+    few = _number(form.channels, hints) % IMAGE_STEP or IMAGE_STEP
+    others = [sparse | places[axis] for axis in foldable if _number(form.taps_along(axis), hints) > 1] if few < IMAGE_STEP else []
+    return list(dict.fromkeys((0, sparse, *others)))
+
+
+def _image_ranked(form: ImageForm, terms: int, folded: int, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules of one way to lay out parts, with their times."""
     image_parts, weight_parts = form.image_parts(0), form.weight_parts(1)
     main = form.main(terms, image_parts, weight_parts)
     found = find_contraction(main)
@@ -223,12 +266,15 @@ def image_schedules(kernel: Kernel, whole: Contraction, target: Target, hints: M
     for parts in (image_parts, weight_parts):
         assert isinstance(parts.type, Tensor)
         moved += target.costs.launch.second + 1.5 * _number(product(parts.type.shape), hints) * parts.type.dtype.itemsize / target.costs.wgmma.turn
+    if form.turns_last:
+        moved *= FOLDED_ALONG
+    elif form.depth != form.channels:
+        moved *= FOLDED
     store = "direct" if swap else "tma"
-    tiles = [replace(s, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, chunk=IMAGE_CHUNK) for s in _IMAGE_TILES]
+    tiles = [replace(s, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, chunk=IMAGE_CHUNK) for s in _IMAGE_TILES]
     # Steps are whole; what they read lies in the L2 cache, into which every pixel comes once.
     channels = _number(found.reduce_extents[inner], hints)
-    ranked = [(_image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
-    return sorted(ranked, key=lambda pair: pair[0])
+    return [(_image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
 
 
 def _image_time(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
@@ -330,7 +376,7 @@ def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target
     if reason := asked.refusal(target, contraction.a.dtype if contraction is not None else f32):
         raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, reason)
     if isinstance(asked, Wgmma):
-        return _forced_wgmma(text, asked, [s for s in alike if isinstance(s, Wgmma)], kernel)
+        return _forced_wgmma(text, asked, [s for s in alike if isinstance(s, Wgmma)], kernel, target)
     if isinstance(asked, CpuPanels) and asked.half and not (contraction is not None and is_symmetric(contraction) and asked.keep == "b"):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
@@ -341,12 +387,12 @@ def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target
     return asked
 
 
-def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel) -> Wgmma:
+def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, target: Target) -> Wgmma:
     if asked.tf32_terms:
-        for s in listed:
-            if s.tf32_terms:
-                return replace(asked, a_copy=s.a_copy, b_copy=s.b_copy, inner=s.inner, swap_ab=s.swap_ab, store=s.store)
-        raise UserError.at("TW020", f"schedule '{text}': {kernel.name} is no convolution of f32 that copies bring to parts", kernel.span, "leave tf32_terms out")
+        form = image_form(kernel, folded=asked.folded) if any(s.tf32_terms for s in listed) else None
+        for _, s in _image_ranked(form, asked.tf32_terms, asked.folded, target, {}) if form is not None else []:
+            return replace(asked, a_copy=s.a_copy, b_copy=s.b_copy, inner=s.inner, swap_ab=s.swap_ab, store=s.store)
+        raise UserError.at("TW020", f"schedule '{text}': {kernel.name} is no convolution of f32 that copies bring to parts so", kernel.span, "leave tf32_terms out; folded has a bit for each axis of the image")
     if any(bool(s.bf16_terms) != bool(asked.bf16_terms) for s in listed):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,

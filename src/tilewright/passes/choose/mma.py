@@ -53,7 +53,7 @@ def mma_schedules(
         return ()
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
     precision = precision_of(kernel, operand, k)
-    work = TileWork(operand, found.accumulator, precision, batch, m, n, k)
+    work = TileWork(operand, found.accumulator, precision, batch, m, n, k, len(found.k) > 1)
     candidates: list[WarpProduct] = []
     wave = wave_instruction(target.features, operand, found.accumulator)
     if wave is not None:
@@ -61,7 +61,7 @@ def mma_schedules(
     elif by_matrix(operand, found.accumulator, precision, target):
         in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
         thin = _thin(operand, m, n)
-        candidates += [s for s in _mma(operand, precision, in_vectors) if not thin or s.m * s.n <= 32 * 32] + thin
+        candidates += [s for s in _mma(operand, precision, in_vectors) if not thin or work.windows or s.m * s.n <= 32 * 32] + thin
     if not candidates or precision == "3xtf32":
         # Three products of tf32 are slower than one of f32 where matrix units are few.
         steps = (replace(s, k=min(s.k, _SHORT_STEP)) if target.has("rdna") else s for s in _fma(kernel, found))
@@ -86,9 +86,9 @@ def warp_time(listed: Sequence[MatrixSchedule], kernel: Kernel, found: Contracti
     if first is None:
         return inf
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
-    work = TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k)
+    work = TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1)
     in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
-    reached = 1.0 if is_thin(m, n) else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
+    reached = 1.0 if work.is_thin else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
     return cost(first, target, work, turned(found, first)) / reached
 
 
@@ -103,7 +103,7 @@ def in_parts(schedule: WarpProduct, found: Contraction, work: TileWork, target: 
     tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
     if len(found.k) > 1:
         return [schedule]
-    if is_thin(work.m, work.n):
+    if work.is_thin:
         # Reading the long side takes the time: as many bytes as possible are on their way.
         parts = min(32, work.k // SHORT_PART, -(-SIDE_BY_SIDE * target.multiprocessors // max(1, tiles)))
         return [replace(schedule, split_k=parts)] if parts > 1 else [schedule]
@@ -124,6 +124,13 @@ class TileWork:
     m: int
     n: int
     k: int
+    windows: bool = False
+    """Sums run over a window: what is read, each place comes several times and from a cache. Their time is that of multiplying, however few columns there are."""
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether reading one factor takes the time."""
+        return not self.windows and is_thin(self.m, self.n)
 
 
 def reads_vectors(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
@@ -244,6 +251,9 @@ _LOOSE = (
 )
 """Where elements are brought one at a time: fewer for each thread."""
 
+_LOOSE_NARROW = Mma(128, 128, 32, stages=4, warps_m=2, warps_n=4, persistent=False)
+"""The same for elements of two bytes: more of them are on their way."""
+
 _FMA = (
     Fma(128, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
     Fma(64, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
@@ -265,6 +275,8 @@ def _mma(operand: DType, precision: str, in_vectors: bool) -> list[Mma]:
     if operand is f32 and precision == "3xtf32":
         # Parts of both operands, and two levels of sums, are in registers: no room for the largest tile, and more warps for the next.
         tiles = tuple(replace(s, warps_n=4) if s.m * s.n == 128 * 128 else s for s in tiles if s.n <= 128)
+    if operand.itemsize == 2 and not in_vectors:
+        tiles = (_LOOSE_NARROW, *tiles)
     return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
 
 
@@ -372,7 +384,7 @@ def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0
 
     rounds, left = divmod(tiles, target.multiprocessors * together)
     total = rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
-    if target.bandwidth and is_thin(work.m, work.n):
+    if target.bandwidth and work.is_thin:
         # Memory takes the time; what arrives goes with what is on its way at once. Reading hides computing only so far.
         side_by_side = min(together, -(-tiles // target.multiprocessors))
         waiting = min(tiles, target.multiprocessors) * side_by_side * (schedule.stages - 1) * (schedule.m + schedule.n) * schedule.k * size

@@ -12,24 +12,13 @@ from tilewright.base.errors import UserError
 from tilewright.base.target import Target
 from tilewright.ir.nodes import is_watched
 from tilewright.ir.program import Program
-from tilewright.passes.choose.attention import attention_schedules, forced_attention
-from tilewright.passes.choose.gemv import product_schedules
-from tilewright.passes.choose.hints import preferred
-from tilewright.passes.choose.horizontal_fusion import (
-    choose_horizontal_fusion,
-    forced_beside,
-    is_small_part,
-    nest_schedules,
-)
 from tilewright.passes.choose.loops import choose, range_schedule, row_schedule
-from tilewright.passes.choose.matrix import forced
 from tilewright.passes.choose.packed_rows import packed_rows
 from tilewright.passes.choose.windows import window_schedule
-from tilewright.passes.choose.wishes import followed, wishes_for_loops
-from tilewright.passes.schedules.attention import AttentionSchedule
-from tilewright.passes.schedules.matrix import MatrixSchedule, products_of
+from tilewright.passes.choose.wishes import followed, wishes_for_loops, with_wishes
+from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, products_of
 from tilewright.passes.schedules.plans import Plan, Plans
-from tilewright.passes.schedules.text import parse_schedule
 from tilewright.tree.metadata import KernelMetadata
 
 
@@ -38,6 +27,20 @@ def plan_contractions(
 ) -> Plans:
     """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one; `metadata` has
     the author's wishes."""
+    from tilewright.passes.choose.attention import attention_schedules, forced_attention
+    from tilewright.passes.choose.gemv import product_schedules
+    from tilewright.passes.choose.hints import preferred
+    from tilewright.passes.choose.horizontal_fusion import (
+        choose_horizontal_fusion,
+        forced_beside,
+        is_small_part,
+        nest_schedules,
+    )
+    from tilewright.passes.choose.matrix import forced
+    from tilewright.passes.schedules.attention import AttentionSchedule
+    from tilewright.passes.schedules.text import parse_schedule
+    from tilewright.passes.windows.gather_phases import choose_gather
+
     plans: list[Plan] = []
     horizontal = bool(given) and products_of(parse_schedule(given)) > 1
     forced_schedule = "" if horizontal else given
@@ -78,9 +81,26 @@ def plan_contractions(
             "TW020", f"schedule '{given}': nothing in {program.name} is computed by tiles of a matrix here", program.span,
             "leave schedule= out; thin and tiny products, and what is no contraction, have none",
         )  # fmt: skip
-    if forced_schedule or wished or len(program.calls) == 1 or program.loops:
+    if forced_schedule:
+        return _in_groups(program, tuple(plans), given)
+    plans = list(choose_gather(program, tuple(plans), target, sizes))
+    if wished or len(program.calls) == 1 or program.loops:
         return tuple(plans)
     return choose_horizontal_fusion(program, tuple(plans), target, sizes)[0]
+
+
+def _in_groups(program: Program, plans: Plans, given: str) -> Plans:
+    """The schedules that somebody asked for; those that gather phases are for kernels that have some."""
+    from tilewright.passes.windows.gather_phases import phase_groups
+
+    gathered = {number for number, plan in enumerate(plans) if isinstance(plan, GpuProduct) and plan.gather}
+    known = {number for group in phase_groups(program) for number in group.numbers}
+    if gathered - known:
+        raise UserError.at(
+            "TW020", f"schedule '{given}' does not fit {program.name}", program.span,
+            "gather is for the phases of transposed convolutions, all of whose results are stored",
+        )  # fmt: skip
+    return plans
 
 
 def choose_schedules(
@@ -98,5 +118,6 @@ def choose_schedules(
             plan = packed_rows(call.kernel, target)
         if plan is None and not is_watched(call.kernel):
             plan = window_schedule(call.kernel, target, hints)
-        chosen.append(plan or choose(call.kernel, target, hints, sizes=not wished))
+        plan = plan or choose(call.kernel, target, hints, sizes=not wished)
+        chosen.append(with_wishes(plan, call.kernel, target) if target.tuned and isinstance(plan, Schedule) else plan)
     return tuple(chosen)

@@ -1,4 +1,4 @@
-"""Which sizes of a kernel make better code on a CPU when they are numbers: those of short sums, and of short axes beside them.
+"""Which sizes of a kernel make better code on a CPU when they are numbers: those of short sums, of short axes beside them, and a product's single row.
 
 In: the calls of a prepared program, and the extents of a call that are small. Out: `small_sums`, the sizes that sums run over, kernel by kernel; `fixed_sizes`,
 those that become numbers for the call. Code for any extents walks such sums term by term, since nothing says how far apart neighbours lie.
@@ -9,24 +9,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tilewright.analysis.affine import Forms, analyse
+from tilewright.analysis.contraction import find_contraction
 from tilewright.analysis.loop_nest import Nest, nest_of
 from tilewright.base.artifact import SMALL_EXTENT
 from tilewright.ir.nodes import Kernel, Value, is_watched, walk
 from tilewright.ir.program import KernelCall
+from tilewright.passes.choose.contraction_cpu import ACCUMULATORS
 
 
-def small_sums(calls: Iterable[KernelCall]) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
-    """For each kernel that gains: the sizes that its sums and sweeps run over, all of which have to be small, and those of the loops around."""
-    found = [(names, _around(call.kernel)) for call in calls if not call.varies and (names := _lengths(call.kernel))]
+def small_sums(calls: Iterable[KernelCall]) -> tuple[tuple[frozenset[str], frozenset[str], int], ...]:
+    """For each kernel that gains: the sizes that its sums and sweeps run over, all of which have to be small, those of the loops around, and how small they have
+    to be. A product has its rows and its columns, too: where there is one, it is a matrix times a vector."""
+    fixed = [call for call in calls if not call.varies]
+    found = [(names, _around(call.kernel), SMALL_EXTENT) for call in fixed if (names := _lengths(call.kernel))]
+    found += [(frozenset((name,)), frozenset[str](), 1) for call in fixed for name in _sides(call.kernel)]
     return tuple(dict.fromkeys(found))
+
+
+def _sides(kernel: Kernel) -> tuple[str, ...]:
+    """The sizes that alone say how many rows a product has, and how many columns."""
+    found = None if is_watched(kernel) else find_contraction(kernel)
+    if found is None or found.batch or found.accumulator not in ACCUMULATORS:
+        return ()
+    extents = [found.extents[side[0]] for side in (found.m, found.n) if len(side) == 1]
+    return tuple(extent.name for extent in extents if extent.name is not None)
 
 
 def fixed_sizes(calls: Iterable[KernelCall], extents: Mapping[str, int]) -> dict[str, int]:
     """Sizes that become numbers where these extents are small: of sums, and of other loops around the same sums."""
     small = {name: extent for name, extent in extents.items() if 1 <= extent <= SMALL_EXTENT}
     found: dict[str, int] = {}
-    for sums, around in small_sums(calls):
-        if sums <= small.keys():
+    for sums, around, most in small_sums(calls):
+        if all(small.get(name, most + 1) <= most for name in sums):
             found |= {name: small[name] for name in (sums | around) & small.keys()}
     return found
 

@@ -1,7 +1,7 @@
-"""What authors wish of the schedule of a loop nest: `@workgroup`, `@tile`, `@vector`.
+"""What authors wish of the schedule of a loop nest: `@workgroup`, `@tile`, `@vector`; and what tuning says of it.
 
 In: the schedule that `loops.py` chose, and the attributes. Out: a schedule that has what can be had of them. What became of every wish,
-`fates.py` says afterwards.
+`fates.py` says afterwards. `with_wishes` follows the words `vector` and `threads` of a schedule of loops (`schedules/loop_words.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def followed(schedule: Schedule, kernel: Kernel, metadata: KernelMetadata, targe
         return schedule
     vector, tile = metadata.hints.vector_width, _tile(metadata, len(schedule.tiles))
     if vector is not None:
-        schedule = _with_vector(schedule, kernel, vector, target)
+        schedule = with_vector(schedule, kernel, vector, target)
     if tile is not None:
         schedule = _with_tile(schedule, tile, target)
     if metadata.workgroup_size is not None and target.simt:
-        schedule = _with_threads(schedule, prod(metadata.workgroup_size), target)
+        schedule = with_threads(schedule, prod(metadata.workgroup_size), target)
     return schedule
 
 
@@ -45,7 +45,7 @@ def _tile(metadata: KernelMetadata, rank: int) -> tuple[int, ...] | None:
     return (*given, *[1] * (rank - len(given))) if given and len(given) <= rank and all(map(_is_power, given)) else None
 
 
-def _with_vector(schedule: Schedule, kernel: Kernel, vector: int, target: Target) -> Schedule:
+def with_vector(schedule: Schedule, kernel: Kernel, vector: int, target: Target) -> Schedule:
     if not _is_power(vector) or (schedule.vector_index < 0 and not schedule.vector_on_reduction):
         return schedule
     if not target.simt:
@@ -76,7 +76,7 @@ def _with_tile(schedule: Schedule, tile: tuple[int, ...], target: Target) -> Sch
     return replace(schedule, tiles=tile, threads=threads) if vectors // threads <= 16 else schedule
 
 
-def _with_threads(schedule: Schedule, threads: int, target: Target) -> Schedule:
+def with_threads(schedule: Schedule, threads: int, target: Target) -> Schedule:
     """The same nest with blocks of so many threads: tiles grow or shrink with them."""
     if not _is_power(threads) or not target.warp_size <= threads <= target.max_threads or not schedule.tiles:
         return schedule
@@ -100,3 +100,42 @@ def _with_threads(schedule: Schedule, threads: int, target: Target) -> Schedule:
         if tiles[axis] < schedule.vector:
             return schedule
     return replace(schedule, tiles=tuple(tiles), threads=threads)
+
+
+# -- what tuning says --------------------------------------------------------------------------------------------------
+
+_WIDEST = 64
+"""Elements of a CPU's step at most: more registers than there are would go to memory."""
+
+
+def with_wishes(schedule: Schedule, kernel: Kernel, target: Target) -> Schedule:
+    """The schedule with the vector and the threads that tuning says."""
+    said = dict(target.tuned)
+    vector, threads = said.get("vector"), said.get("threads")
+    if vector is not None:
+        schedule = _with_gpu_vector(schedule, kernel, vector, target) if target.simt else _with_cpu_vector(schedule, kernel, vector, target)
+    plain = not (schedule.window or schedule.whole or schedule.scan or schedule.row_lanes or schedule.across > 1)
+    return with_threads(schedule, threads, target) if threads is not None and target.simt and plain else schedule
+
+
+def _with_gpu_vector(schedule: Schedule, kernel: Kernel, vector: int, target: Target) -> Schedule:
+    if schedule.window or schedule.whole or schedule.scan or schedule.row_lanes:
+        return schedule
+    return with_vector(schedule, kernel, vector, target)
+
+
+def _with_cpu_vector(schedule: Schedule, kernel: Kernel, vector: int, target: Target) -> Schedule:
+    """A step of that many elements. Where a step is several vectors, those stay as they are."""
+    if vector > _WIDEST or (schedule.rows_inside and not schedule.short) or kernel.attrs.keys() & {"dots", "blocks"}:
+        return schedule
+    if schedule.vector_on_reduction:
+        if schedule.reduce_tile == schedule.vector:
+            return with_vector(schedule, kernel, vector, target)
+        return replace(schedule, reduce_tile=vector) if vector >= schedule.vector else schedule
+    axis = schedule.vector_index
+    if axis < 0:
+        return schedule
+    if schedule.tiles[axis] == schedule.vector and not schedule.repeat:
+        return with_vector(schedule, kernel, vector, target)
+    tiles = tuple(vector if p == axis else tile for p, tile in enumerate(schedule.tiles))
+    return replace(schedule, tiles=tiles) if vector >= schedule.vector else schedule

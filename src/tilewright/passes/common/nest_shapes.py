@@ -5,15 +5,14 @@ In: values of the tile stage. Out: the shape of each, () for a scalar, and the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tilewright.base.record import record
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tile
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Condition:
     """A condition under which code runs. `edge` conditions guard an axis: accesses that do not use the axis ignore them."""
 

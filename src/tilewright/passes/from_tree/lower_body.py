@@ -17,7 +17,6 @@ from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
-from tilewright.ir.printing import FormatError, pieces
 from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
 from tilewright.passes.from_tree.complex_numbers import ComplexMath, Pair, matrix_products
 from tilewright.tree.order.classify import without
@@ -382,6 +381,10 @@ class Draft:
         if expr.args and expr.args[0].dtype.is_complex:
             return ComplexMath(builder, expr.args[0].dtype.part).real(expr.op, self.pairs(builder, expr.args, scope, indices))
         args = [self.expr(builder, a, scope, indices) for a in expr.args]
+        if expr.op == "pow" and expr.dtype.is_int:
+            from tilewright.passes.from_tree.integer_powers import integer_power
+
+            return integer_power(builder, args[0], args[1], expr.dtype)
         if expr.op == "bitcast":
             # The bits are those of the dtype itself, not of the one it is computed in.
             return builder.cast(builder.bitcast(builder.cast(args[0], expr.args[0].dtype), expr.dtype), compute_dtype(expr.dtype))
@@ -472,6 +475,8 @@ class Draft:
             raise AssertionError(f"{type(stmt).__name__} inside a kernel")
 
     def printed(self, builder: Builder, stmt: TypedPrint, scope: Scope) -> None:
+        from tilewright.ir.printing import FormatError, pieces
+
         values = [self.expr(builder, v, scope) for v in stmt.values]
         try:
             pieces(stmt.text, [dtype_of(v.type) for v in values])

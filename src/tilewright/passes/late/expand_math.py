@@ -12,6 +12,7 @@ branch-free, so vec and tile values need no masks; but for the rare huge argumen
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,8 +22,6 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import Tile, Vec, dtype_of
-from tilewright.passes.late import math_exponential, math_logarithm, math_trigonometric
-from tilewright.passes.late.functions import inverse, numbers, roots, special
 from tilewright.passes.late.math_terms import Terms
 
 Branches = dict[tuple[Builder, Value], tuple[Value, ...]]
@@ -78,6 +77,8 @@ def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: 
     if dtype.is_small_float:
         wide = [builder.cast(o, f32) if dtype_of(o.type) is dtype else o for o in operands]
         if opcode == "nextafter":
+            from tilewright.passes.late.functions import numbers
+
             return builder.cast(numbers.nextafter_narrow(Terms(builder, wide[0]), wide[0], wide[1], dtype), dtype)
         result = _expand(builder, opcode, wide, hardware, scales, plain, branches)
         assert result is not None
@@ -194,45 +195,55 @@ def _remainder(t: Terms, a: Value, b: Value) -> Value:
     return t.select(t.bit_and(t.eq(size, math.inf), t.lt(t.abs(a), math.inf)), a, rest)
 
 
+def _of(module: str, name: str) -> Callable[..., Value]:
+    """A function of a module of expansions, which is loaded with the first op that needs it: most kernels have few functions."""
+
+    def expanded(*arguments: object) -> Value:
+        found: Value = getattr(importlib.import_module(f"tilewright.passes.late.{module}"), name)(*arguments)
+        return found
+
+    return expanded
+
+
 _BRANCHING = frozenset({"sin", "cos", "tan"})
 EXPANDED: dict[str, Callable[..., Value]] = {
-    "exp": math_exponential.exp,
-    "exp2": math_exponential.exp2,
-    "log": math_logarithm.log,
-    "log2": math_logarithm.log2,
-    "sin": math_trigonometric.sin,
-    "cos": math_trigonometric.cos,
-    "tan": math_trigonometric.tan,
-    "tanh": math_exponential.tanh,
-    "sinh": math_exponential.sinh,
-    "cosh": math_exponential.cosh,
-    "erf": math_exponential.erf,
+    "exp": _of("math_exponential", "exp"),
+    "exp2": _of("math_exponential", "exp2"),
+    "log": _of("math_logarithm", "log"),
+    "log2": _of("math_logarithm", "log2"),
+    "sin": _of("math_trigonometric", "sin"),
+    "cos": _of("math_trigonometric", "cos"),
+    "tan": _of("math_trigonometric", "tan"),
+    "tanh": _of("math_exponential", "tanh"),
+    "sinh": _of("math_exponential", "sinh"),
+    "cosh": _of("math_exponential", "cosh"),
+    "erf": _of("math_exponential", "erf"),
     "rsqrt": _rsqrt,
-    "sigmoid": math_exponential.sigmoid,
-    "pow": math_logarithm.power,
+    "sigmoid": _of("math_exponential", "sigmoid"),
+    "pow": _of("math_logarithm", "power"),
     "floordiv": _floordiv,
     "mod": _mod,
     "fmod": _fmod,
-    "exp10": math_exponential.exp10,
-    "expm1": math_exponential.expm1,
-    "log10": math_logarithm.log10,
-    "log1p": math_logarithm.log1p,
-    "asin": inverse.asin,
-    "acos": inverse.acos,
-    "atan": inverse.atan,
-    "atan2": inverse.atan2,
-    "asinh": inverse.asinh,
-    "acosh": inverse.acosh,
-    "atanh": inverse.atanh,
-    "cbrt": roots.cbrt,
-    "hypot": roots.hypot,
-    "erfc": special.erfc,
-    "lgamma": special.lgamma,
-    "tgamma": special.tgamma,
-    "copysign": numbers.copysign,
-    "nextafter": numbers.nextafter,
-    "frexp_fraction": numbers.frexp_fraction,
-    "frexp_exponent": numbers.frexp_exponent,
-    "scale_by_power": numbers.scale_by_power,
+    "exp10": _of("math_exponential", "exp10"),
+    "expm1": _of("math_exponential", "expm1"),
+    "log10": _of("math_logarithm", "log10"),
+    "log1p": _of("math_logarithm", "log1p"),
+    "asin": _of("functions.inverse", "asin"),
+    "acos": _of("functions.inverse", "acos"),
+    "atan": _of("functions.inverse", "atan"),
+    "atan2": _of("functions.inverse", "atan2"),
+    "asinh": _of("functions.inverse", "asinh"),
+    "acosh": _of("functions.inverse", "acosh"),
+    "atanh": _of("functions.inverse", "atanh"),
+    "cbrt": _of("functions.roots", "cbrt"),
+    "hypot": _of("functions.roots", "hypot"),
+    "erfc": _of("functions.special", "erfc"),
+    "lgamma": _of("functions.special", "lgamma"),
+    "tgamma": _of("functions.special", "tgamma"),
+    "copysign": _of("functions.numbers", "copysign"),
+    "nextafter": _of("functions.numbers", "nextafter"),
+    "frexp_fraction": _of("functions.numbers", "frexp_fraction"),
+    "frexp_exponent": _of("functions.numbers", "frexp_exponent"),
+    "scale_by_power": _of("functions.numbers", "scale_by_power"),
 }
 """What this pass removes; of `floordiv` and `mod` only those of floats."""

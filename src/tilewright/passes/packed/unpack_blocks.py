@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from tilewright.base.dtypes import DType, f32, u8
 from tilewright.base.errors import UserError
@@ -25,9 +26,10 @@ from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramChec
 from tilewright.ir.rewrite import rewrite_block
 from tilewright.ir.specialise import substituted
 from tilewright.ir.types import Scalar, Tensor
-from tilewright.passes.packed.dots import RoundedInput, rounding_calls, sums_of_blocks, with_inputs
-from tilewright.passes.packed.elements import packed_element
 from tilewright.tree.metadata import KernelMetadata
+
+if TYPE_CHECKING:
+    from tilewright.passes.packed.dots import RoundedInput
 
 
 def unpack_blocks(program: Program, metadata: KernelMetadata | None = None) -> Program:
@@ -36,6 +38,8 @@ def unpack_blocks(program: Program, metadata: KernelMetadata | None = None) -> P
     if not packed:
         _check_rounded(program, metadata, ())
         return program
+    from tilewright.passes.packed.dots import rounding_calls
+
     known: dict[str, Size] = {}
     for array in sorted(packed, key=lambda a: -a.type.dtype.block):
         name = array.type.shape[-1].name
@@ -112,6 +116,9 @@ def _unpacked(kernel: Kernel, rounds: bool) -> tuple[Kernel, list[RoundedInput]]
             formats[mapping[param]] = param.type.dtype
     if not formats:
         return kernel, []
+    from tilewright.passes.packed.dots import sums_of_blocks, with_inputs
+    from tilewright.passes.packed.elements import packed_element
+
     body, rounded = sums_of_blocks(kernel.body, mapping, formats) if rounds else (kernel.body, [])
 
     def one(b: Builder, op: Op) -> tuple[Value, ...] | None:

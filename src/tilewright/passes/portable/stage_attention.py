@@ -1,4 +1,4 @@
-"""Attention on GPUs without asynchronous copies becomes three kernels: scores, weights, weighted values. `Program -> Program`.
+"""Attention that no kernel of its own computes becomes three kernels: scores, weights, weighted values. `Program -> Program`.
 
 In: a program, the target and the sizes of the call. Out: the same, where attention (`analysis/attention.py`) is three calls. Its text computes a
 score anew for the maximum, for the sums, and for each column of the values. Here scores and weights lie in scratch arrays:
@@ -11,33 +11,43 @@ score anew for the maximum, for the sums, and for each column of the values. Her
 The first and the last are products, and are multiplied in tiles where the target has them. What the text stores for each row is stored by the second.
 Keys that a limit or a condition leaves out have a weight of 0. Attention stays one kernel where rows end at a number in memory (`split_attention` cuts those), where an
 operand may be read only under the text's condition, and where the scratch arrays would be larger than a portable GPU promises to bind.
+
+On GPUs without asynchronous copies that is all attention; on others, what matrix attention does not take: rows of more than 256 terms or columns, and rows
+that do not lie at whole 16 bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.attention import Attention, find_attention
 from tilewright.base.dtypes import DType, f32
-from tilewright.base.sizes import ONE, ZERO, Size, floordiv, maximum, product
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, floordiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
+from tilewright.passes.choose.attention import attention_schedules
+from tilewright.passes.choose.attention_cpu import has_few_rows
 from tilewright.passes.triangles.square_results import reaches
 
 MOST_BYTES = 128 << 20
 """Of one scratch array: what every WebGPU device binds."""
-_WAVES = ("mfma", "wmma3", "wmma4")
+VECTOR = 8
+"""Elements of 16 bytes, where these have two."""
+MOST_STREAMED = 16 << 30
+"""The same of GPUs with asynchronous copies."""
+_WAVES = ("mfma", "wmma3", "wmma4", "cp.async")
 """Matrix instructions that take weights in the dtype of the values."""
 
 
 def stage_attention(program: Program, target: Target | None, sizes: Mapping[str, int]) -> Program:
     """The program with attention in three calls, where the target has no lowering of it as one."""
-    if target is None or not target.simt or target.has("bf16", "cp.async"):
+    if target is None or not target.simt:
         return program
     calls: list[KernelCall] = []
     scratch = list(program.scratch)
@@ -62,15 +72,18 @@ def _staged(kernel: Kernel, target: Target, sizes: Mapping[str, int], checks: Se
     written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
     if any(op.opcode == "load" and op.operands[0] in written for op in walk(kernel.body)):
         return None
+    streams = target.has("bf16", "cp.async")
+    if streams and (None in (found.depth.constant, found.column_extent.constant) or has_few_rows(found, sizes) or attention_schedules(kernel, target, sizes)):
+        return None
     keys = _keys(found)
     if any(_score_in(op) is None for op in (found.maximum, *found.sums)) or not (_is_unguarded(found) or _all_inside(found, keys, checks)):
         return None
     shape = (*(found.extents[p] for p in found.batch), found.extents[found.row], keys)
-    if product(shape).names <= sizes.keys() and product(shape).evaluate(sizes) * f32.itemsize > MOST_BYTES:
+    if product(shape).names <= sizes.keys() and product(shape).evaluate(sizes) * f32.itemsize > (MOST_STREAMED if streams else MOST_BYTES):
         return None
     own = dtype_of(found.value.result.type)
     rounded = own if own.itemsize == 2 and own.is_float and any(map(target.has, _WAVES)) else f32
-    return _StagedKernels(kernel, replace(found, keys=keys), rounded, number)
+    return _StagedKernels(kernel, replace(found, keys=keys), rounded, number, streams)
 
 
 def _tensor_of(value: Value) -> Tensor:
@@ -122,18 +135,33 @@ def _all_inside(found: Attention, keys: Size, checks: Sequence[ProgramCheck]) ->
 class _StagedKernels:
     """The three kernels of one. `arrays` are what passes between them: scores, weights, the maximum and the sums of each row."""
 
-    def __init__(self, kernel: Kernel, found: Attention, rounded: DType, number: int) -> None:
+    def __init__(self, kernel: Kernel, found: Attention, rounded: DType, number: int, whole: bool) -> None:
         self.kernel, self.found = kernel, found
+        self.whole = whole
+        """Rows are whole vectors, read once for all that is made of them."""
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.outer = [found.extents[p] for p in found.batch]
         rows = (*self.outer, found.extents[found.row])
         lines = [Value(tensor(f32, *rows, align=16), f"{kernel.name}.row{number + 2 + place}") for place in range(1 + len(found.sums))]
-        self.score_memory = Value(tensor(f32, *rows, found.keys, align=16), f"{kernel.name}.scores{number}")
-        self.weight_memory = Value(tensor(rounded, *rows, found.keys, align=16), f"{kernel.name}.weights{number + 1}")
+        self.width = self._width()
+        """Elements from row to row of scores and weights. Beyond the last key weights are 0."""
+        self.score_memory = Value(tensor(f32, *rows, self.width, align=16), f"{kernel.name}.scores{number}")
+        self.weight_memory = Value(tensor(rounded, *rows, self.width, align=16), f"{kernel.name}.weights{number + 1}")
         self.lines: dict[Value, Value] = dict(zip((op.result for op in (found.maximum, *found.sums)), lines, strict=True))
         used = self._used_last()
         self.lines = {result: memory for result, memory in self.lines.items() if result in used}
         self.arrays = [self.score_memory, self.weight_memory, *self.lines.values()]
+
+    def _width(self) -> Size:
+        """The number of keys, in whole vectors where only scores are read for a key: what else the text reads ends with them."""
+        keys, (j,) = self.found.keys, self.found.sums[0].regions[0].args
+        score = _score_in(self.found.sums[0])
+        assert score is not None
+        own = {id(op) for op in walk(score.regions[0])}
+        others = [op for op in walk(self.found.sums[0].regions[0]) if op.opcode == "load" and id(op) not in own]
+        if not self.whole or keys.divisible_by(VECTOR, self.kernel.facts) or any(j in self.found.forms[v].values for op in others for v in op.operands[1:]):
+            return keys
+        return ceildiv(keys, Size.of(VECTOR)) * VECTOR
 
     def _used_last(self) -> set[Value]:
         """Of the maximum and the sums, those that the last kernel needs."""
@@ -190,6 +218,19 @@ class _StagedKernels:
 
         return changed(reduction)
 
+    def _over_rows(self, reduction: Op, width: Value) -> Op:
+        """A reduction over whole rows of memory, in which terms beyond its end count as nothing: so a row is read once for all reductions and the weights."""
+        extent, region = reduction.operands[0], reduction.regions[0]
+        form = self.found.forms[extent]
+        nothing = {"max": -math.inf, "add": 0.0}.get(str(reduction.attrs.get("kind")))
+        if not self.whole or nothing is None or len(region.yields) != 1 or (not form.factors and form.constant == self.width):
+            return reduction
+        b = Builder(reduction.span)
+        term = region.yields[0]
+        counted = b.select(b.op("lt", region.args[0], extent), term, b.const(nothing, dtype_of(term.type)))
+        ops = (*region.ops[:-1], *b.ops, replace(region.ops[-1], operands=(counted,)))
+        return replace(reduction, operands=(width,), regions=(Block(region.args, ops),))
+
     # -- the kernels ----------------------------------------------------------------------------------------------------
 
     def scores(self) -> Kernel:
@@ -216,14 +257,14 @@ class _StagedKernels:
             *batch, row = indices
             env = self._rows(batch, row)
             for op in (found.maximum, *found.sums):
-                self._clone(inner, self._from_memory(op), env)
+                self._clone(inner, self._over_rows(self._from_memory(op), inner.index(self.width)), env)
                 if op.result in self.lines:
                     inner.multi("store", self.lines[op.result], *indices, env[op.result])
             if found.loop is not None:
                 for op in found.parallel.regions[0].ops:
                     if has_effects(op) and op is not found.loop and op.opcode != "yield":
                         self._clone(inner, op, env)
-            inner.for_(inner.index(0), inner.index(found.keys), inner.index(1), [], lambda at, j: self._weight(at, indices, j, env), name="j", independent=True)
+            inner.for_(inner.index(0), inner.index(self.width), inner.index(1), [], lambda at, j: self._weight(at, indices, j, env), name="j", independent=True)
             return []
 
         with b.at(found.sums[0].span):
@@ -241,7 +282,7 @@ class _StagedKernels:
             self._clone(b, op, own)
         weight = own.get(region.yields[0], region.yields[0])
         extent = found.forms[total.operands[0]]
-        if extent.factors or extent.constant != found.keys:
+        if extent.factors or extent.constant != self.width:
             weight = b.select(b.op("lt", j, self._value(b, total.operands[0], own)), weight, b.const(0.0, f32))
         b.multi("store", self.weight_memory, *indices, j, b.cast(weight, _tensor_of(self.weight_memory).dtype))
         return []

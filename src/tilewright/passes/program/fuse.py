@@ -18,55 +18,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from weakref import WeakKeyDictionary
 
 from tilewright.analysis.affine import analyse
-from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size, product
-from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects, rewrite_block
+from tilewright.passes.common.fusion_report import Fused, FusionReport, Refused
 from tilewright.passes.program.fuse_limits import needed_of, over_registers
 
 CHEAP = 12
 """Ops of a map that may be computed again for every use in a sum."""
 MOST_REPEATED = 48
 """Ops of a map that may be computed again for all places where one result of its reader loads it, as a window of neighbours does."""
-
-
-@record
-class Fused:
-    """An array that two kernels no longer pass through memory."""
-
-    array: str
-    how: str
-    producer: Span
-    consumer: Span
-    saved: Size
-    """Bytes that are neither written nor read."""
-
-
-@record
-class Refused:
-    """An array that still goes through memory, and why."""
-
-    array: str
-    producer: Span
-    consumer: Span
-    reason: str
-    needed: Size | None = None
-    """Bytes of it that one result of its reader needs, where that is more than one element: what a block would have to keep."""
-
-
-@record
-class FusionReport:
-    fused: tuple[Fused, ...]
-    refused: tuple[Refused, ...]
-    before: int
-    after: int
-    """Kernels before and after."""
 
 
 class _NotFused(Exception):
@@ -122,13 +89,13 @@ def names_of(call: KernelCall) -> dict[Value, str]:
     return dict(zip(call.kernel.params, call.args, strict=True))
 
 
-_accesses: dict[int, tuple[Kernel, tuple[Value, ...], tuple[Value, ...]]] = {}
-"""By the identity of a kernel: what it writes and reads. Every pair of calls asks, and kernels never change."""
+_accesses: WeakKeyDictionary[Kernel, tuple[tuple[Value, ...], tuple[Value, ...]]] = WeakKeyDictionary()
+"""What kernels write and read. Every pair of calls asks, and kernels never change."""
 
 
-def _accessed(kernel: Kernel) -> tuple[Kernel, tuple[Value, ...], tuple[Value, ...]]:
-    found = _accesses.get(id(kernel))
-    if found is None or found[0] is not kernel:
+def _accessed(kernel: Kernel) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    found = _accesses.get(kernel)
+    if found is None:
         params = set(kernel.params)
         written: dict[Value, None] = {}
         read: dict[Value, None] = {}
@@ -138,20 +105,18 @@ def _accessed(kernel: Kernel) -> tuple[Kernel, tuple[Value, ...], tuple[Value, .
                     written[op.operands[0]] = None
                 if op.opcode != "store":
                     read[op.operands[0]] = None
-        if len(_accesses) >= 1024:
-            _accesses.clear()
-        found = _accesses[id(kernel)] = kernel, tuple(written), tuple(read)
+        found = _accesses[kernel] = tuple(written), tuple(read)
     return found
 
 
 def written_by(call: KernelCall) -> list[str]:
     names = names_of(call)
-    return list(dict.fromkeys(names[value] for value in _accessed(call.kernel)[1]))
+    return list(dict.fromkeys(names[value] for value in _accessed(call.kernel)[0]))
 
 
 def read_by(call: KernelCall) -> set[str]:
     names = names_of(call)
-    return {names[value] for value in _accessed(call.kernel)[2]}
+    return {names[value] for value in _accessed(call.kernel)[1]}
 
 
 def _writes(op: Op) -> bool:

@@ -26,16 +26,8 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor
-from tilewright.passes.program.fuse import (
-    Fused,
-    FusionReport,
-    Refused,
-    cleaned,
-    joined_facts,
-    names_of,
-    read_by,
-    written_by,
-)
+from tilewright.passes.common.fusion_report import Fused, FusionReport, Refused
+from tilewright.passes.program.fuse import cleaned, joined_facts, names_of, read_by, written_by
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import MatrixSchedule, products_of
 from tilewright.passes.schedules.plans import Plan, Plans

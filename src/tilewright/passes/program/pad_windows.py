@@ -5,7 +5,8 @@ In: a program of loop-stage kernels. Out: the same, where a sum whose terms are 
     reduce r, s { y = i + r - 1; if 0 <= y < h { x[y] * w[r] } else { 0 } }
 
 reads a padded copy of that array and has no guard: vectors need no masks then. The copy is scratch, made by a kernel of its own. Sits
-before split_reductions. A term outside the borders counts as zero times the other factor.
+before split_reductions. Where a contraction copies columns, all axes that its sum walks along are one in the copy. A term outside the
+borders counts as zero times the other factor.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis import ranges
+from tilewright.analysis.affine import Forms, analyse, gap, lowest
 from tilewright.analysis.guard_safety import is_safe_without
+from tilewright.base.affine import AffineForm
 from tilewright.base.record import record
-from tilewright.base.sizes import ZERO, Size, maximum
+from tilewright.base.sizes import ZERO, Size, contiguous_strides, maximum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of, tensor
+from tilewright.passes.schedules.matrix import CpuPanels
 from tilewright.passes.schedules.plans import Plan, Plans
 
 
@@ -36,22 +40,40 @@ class _Window:
     load: Op
     low: tuple[Size, ...]
     size: tuple[Size, ...]
+    phased: bool = False
+    """Whether the kernel is one phase of a sum: all phases have copies of one form, so that their code is the same."""
+    joined: int | None = None
+    """From which axis on all are one, so that a place along it is that of a result plus that of a term; None: a copy has all axes, but for rows."""
 
     @property
     def flat(self) -> bool:
         """Whether rows follow one another in one axis: a vector may then run over the end of a row."""
-        return len(self.size) > 1 and self.low[-1] != ZERO and self.low[-2] != ZERO
+        return len(self.size) > 1 and (self.joined is not None or self.phased or (self.low[-1] != ZERO and self.low[-2] != ZERO))
+
+    @property
+    def rows(self) -> tuple[Size, ...]:
+        """How many rows the copy has, by axis. Where rows follow one another there is one more, for vectors that start in the last."""
+        return (*self.size[:-2], self.size[-2] + 1) if self.flat else self.size[:-1]
 
     @property
     def shape(self) -> tuple[Size, ...]:
-        """Of the copy. Where rows follow one another there is one more, for vectors that start in the last."""
-        return (*self.size[:-2], (self.size[-2] + 1) * self.size[-1]) if self.flat else self.size
+        """Of the copy."""
+        if self.joined is not None:
+            return (*self.size[: self.joined], product((*self.rows[self.joined :], self.size[-1])))
+        return (*self.size[:-2], self.rows[-1] * self.size[-1]) if self.flat else self.size
 
     def place(self, b: Builder, indices: Sequence[Value]) -> list[Value]:
         """Where an element of the framed array lies in the copy."""
         if not self.flat:
             return list(indices)
-        return [*indices[:-2], b.add(b.mul(indices[-2], b.index(self.size[-1])), indices[-1])]
+        row = [*indices[:-2], b.add(b.mul(indices[-2], b.index(self.size[-1])), indices[-1])]
+        if self.joined is None:
+            return row
+        *outer, total = row
+        steps = contiguous_strides((*self.size[:-2], self.rows[-1] * self.size[-1]))
+        for index, step in list(zip(outer, steps, strict=False))[self.joined :]:
+            total = b.add(b.mul(index, b.index(step)), total)
+        return [*outer[: self.joined], total]
 
 
 
@@ -68,6 +90,8 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
         if window is None:
             calls.append(call)
             continue
+        if isinstance(schedule, CpuPanels) and schedule.keep == "a":
+            window = _joined(call.kernel, window)
         memory = window.load.operands[0]
         padded = Value(tensor(dtype_of(memory.type), *window.shape, align=16), f"{call.kernel.name}.padded{len(scratch)}")
         assert isinstance(padded.type, Tensor)
@@ -82,9 +106,18 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(kept)
 
 
+def _joined(kernel: Kernel, window: _Window) -> _Window:
+    """The window with one axis for all that its sum walks along: contractions copy columns by their places in it. Phases keep theirs: rows alone are joined."""
+    forms, terms = analyse(kernel), window.reduction.regions[0].args
+    walked = [axis for axis, v in enumerate(window.load.operands[1:]) if v not in forms or any(t in forms[v].values for t in terms)]
+    if window.phased or len(walked) < 2:
+        return window
+    return replace(window, joined=walked[0])
+
+
 def _find(kernel: Kernel) -> _Window | None:
     made = {result: op for op in walk(kernel.body) for result in op.results}
-    known = ranges.analyse(kernel)
+    known, forms = ranges.analyse(kernel), analyse(kernel)
     written = {op.operands[0] for op in walk(kernel.body) if op.opcode == "store"}
     for reduction in walk(kernel.body):
         if reduction.opcode != "reduce" or reduction.attrs["kind"] != "add" or len(reduction.results) != 1:
@@ -93,11 +126,11 @@ def _find(kernel: Kernel) -> _Window | None:
         if guarded is None or guarded.opcode != "if" or len(guarded.results) != 1:
             continue
         zero = made.get(guarded.regions[1].yields[0])
-        product = made.get(guarded.regions[0].yields[0])
-        if zero is None or zero.opcode != "const" or zero.attrs["value"] != 0 or product is None or product.opcode != "mul":
+        times = made.get(guarded.regions[0].yields[0])
+        if zero is None or zero.opcode != "const" or zero.attrs["value"] != 0 or times is None or times.opcode != "mul":
             continue
         tests = _tests(guarded.operands[0], made)
-        for factor in product.operands:
+        for factor in times.operands:
             op = made.get(factor)
             while op is not None and op.opcode == "cast":
                 op = made.get(op.operands[0])
@@ -106,7 +139,7 @@ def _find(kernel: Kernel) -> _Window | None:
             others = [o for o in walk(guarded.regions[0]) if o.opcode == "load" and o is not op]
             if not all(is_safe_without(o, guarded.operands[0], made, known) for o in others):
                 continue
-            window = _window(reduction, guarded, op, tests, made, known, kernel.attrs)
+            window = _window(reduction, guarded, op, tests, known, forms, kernel.attrs)
             if window is not None:
                 return window
     return None
@@ -121,7 +154,7 @@ def _tests(condition: Value, made: dict[Value, Op]) -> list[Op]:
 
 
 def _window(
-    reduction: Op, guarded: Op, load: Op, tests: list[Op], made: dict[Value, Op], known: dict[Value, ranges.Range], attrs: Attrs
+    reduction: Op, guarded: Op, load: Op, tests: list[Op], known: dict[Value, ranges.Range], forms: Forms, attrs: Attrs
 ) -> _Window | None:
     """The padded ranges, when every test is a bound of one of the load's own indices."""
     memory = load.operands[0].type
@@ -129,21 +162,35 @@ def _window(
     indices = load.operands[1:]
     low, size = [ZERO] * memory.rank, list(memory.shape)
     for test in tests:
-        axis = next((d for d, v in enumerate(indices) if v is test.operands[0]), None) if test.opcode in ("ge", "lt") else None
-        if axis is None:
+        axes = [d for d, v in enumerate(indices) if _bounds(test, v, memory.shape[d], known, forms)]
+        if not axes:
             return None
-        bound = known.get(test.operands[1])
-        wanted = ZERO if test.opcode == "ge" else memory.shape[axis]
-        reach = known.get(indices[axis])
-        if bound is None or bound.low != wanted or bound.high != wanted or reach is None:
-            return None
-        first = reach.low
-        if not ranges.surely_not_negative(-first):
-            if "phase" not in attrs:
+        for axis in axes:  # several, where two indices are the same
+            reach = known.get(indices[axis])
+            if reach is None:
                 return None
-            first = -maximum(ZERO, -first)  # a phase may have no terms before the first element, or none at all
-        low[axis], size[axis] = first, reach.high - first + 1
-    return _Window(reduction, guarded, load, tuple(low), tuple(size)) if tests else None
+            first = reach.low
+            if not ranges.surely_not_negative(-first):
+                if "phase" not in attrs:
+                    return None
+                first = -maximum(ZERO, -first)  # a phase may have no terms before the first element, or none at all
+            low[axis], size[axis] = first, reach.high - first + 1
+    return _Window(reduction, guarded, load, tuple(low), tuple(size), "phase" in attrs) if tests else None
+
+
+def _bounds(test: Op, index: Value, extent: Size, known: dict[Value, ranges.Range], forms: Forms) -> bool:
+    """Whether a test is a bound of an index: it is not before the first element, or not behind the last. Where all that the index moves by is a multiple of a
+    number, the test may be on a part of it: `2 * i + 2 * k - 3 < 9` is `i + k <= 5`."""
+    if test.opcode in ("ge", "lt") and test.operands[0] is index:
+        bound, wanted = known.get(test.operands[1]), ZERO if test.opcode == "ge" else extent
+        return bound is not None and bound.low == bound.high == wanted
+    tested, moved = gap(test, forms), forms.get(index)
+    if tested is None or moved is None or not moved.factors:
+        return False
+    found = lowest(tested)
+    last: AffineForm[Value] = AffineForm((), extent - 1)
+    behind = last.minus(moved)
+    return any(not found.minus(lowest(side)).factors and found.constant == lowest(side).constant for side in (moved, behind))
 
 
 def _copy_kernel(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
@@ -159,7 +206,7 @@ def _copy_kernel(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
         start = at.index(-window.low[-1])
         length = at.op("max", at.op("min", at.index(shape[-1]), at.sub(at.index(window.size[-1]), start)), zero)
         for d, index in enumerate(place):
-            if window.size[d] != shape[d]:
+            if window.rows[d] != shape[d]:  # a row behind the last is one too
                 inside = at.logical_and(at.op("ge", index, zero), at.op("lt", index, at.index(shape[d])))
                 length = at.select(inside, length, zero)
 
@@ -175,8 +222,7 @@ def _copy_kernel(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
         at.for_(at.add(length, start), at.index(window.size[-1]), one, [], nothing, name="z", independent=True)
         return []
 
-    rows = [*window.size[:-2], window.size[-2] + 1] if window.flat else window.size[:-1]
-    b.parallel([b.index(e) for e in rows], body)
+    b.parallel([b.index(e) for e in window.rows], body)
     phases = kernel.attrs.get("phase_of")
     attrs = MappingProxyType({"phase_of": f"{phases}.pad"} if phases else {})
     return Kernel(f"{kernel.name}.pad", Stage.LOOP, (memory, padded), Block((), tuple(b.ops)), facts=kernel.facts, attrs=attrs, span=kernel.span)
@@ -188,6 +234,22 @@ def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
         rebuild(b, old.ops, mapping)
         return Block(old.args, tuple(b.ops))
 
+    forms = analyse(kernel)
+    made = {result: op for op in walk(kernel.body) for result in op.results}
+
+    def moved(b: Builder, index: Value, low: Size, mapping: dict[Value, Value]) -> Value:
+        """An index counted from the frame's first element. What the index adds and the frame takes away is left out: phases of a sum differ in it alone."""
+        own = mapping.get(index, index)
+        if low == ZERO:
+            return own
+        op = made.get(index)
+        if op is not None and op.opcode == "add":
+            for term, other in (op.operands, op.operands[::-1]):
+                form = forms.get(other)
+                if form is not None and not form.factors and form.constant == low:
+                    return mapping.get(term, term)
+        return b.sub(own, b.index(low))
+
     def rebuild(b: Builder, ops: tuple[Op, ...], mapping: dict[Value, Value]) -> None:
         for op in ops:
             if op is window.guarded:
@@ -196,9 +258,8 @@ def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
                 mapping[op.results[0]] = mapping.get(inner.yields[0], inner.yields[0])
             elif op is window.load:
                 with b.at(op.span):
-                    where = [mapping.get(v, v) for v in op.operands[1:]]
-                    moved = [v if low == ZERO else b.sub(v, b.index(low)) for v, low in zip(where, window.low, strict=True)]
-                    mapping[op.results[0]] = b.op("load", padded, *window.place(b, moved))
+                    where = [moved(b, v, low, mapping) for v, low in zip(op.operands[1:], window.low, strict=True)]
+                    mapping[op.results[0]] = b.op("load", padded, *window.place(b, where))
             elif op.regions:
                 operands = tuple(mapping.get(v, v) for v in op.operands)
                 b.append(replace(op, operands=operands, regions=tuple(block(r, mapping) for r in op.regions)))

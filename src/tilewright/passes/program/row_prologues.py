@@ -20,16 +20,8 @@ from tilewright.ir.nodes import Block, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, has_effects, rewrite_block
-from tilewright.passes.program.fuse import (
-    Fused,
-    FusionReport,
-    Refused,
-    cleaned,
-    joined_facts,
-    names_of,
-    read_by,
-    written_by,
-)
+from tilewright.passes.common.fusion_report import Fused, FusionReport, Refused
+from tilewright.passes.program.fuse import cleaned, joined_facts, names_of, read_by, written_by
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import MatrixSchedule

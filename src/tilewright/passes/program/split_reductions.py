@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.affine import analyse
-from tilewright.analysis.loop_nest import Nest, nest_of, pairs_of_rows, vector_index
+from tilewright.analysis.loop_nest import Nest, nest_of, pairs_of_rows, vector_index, view_index
 from tilewright.base.dtypes import DType
 from tilewright.base.sizes import ONE, Size, ceildiv, floordiv, maximum, minimum, product
 from tilewright.base.target import Target
@@ -111,8 +111,9 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
     across = max(nest.stride_one, default=0)
     crosswise = across > 0 and not nest.reduces_along if target.simt else nest.reduce_streamed < across
     costs = target.costs.reductions
-    if target.simt and crosswise:
-        return _across_plan(nest, extent, target, hints, beside)
+    view = view_index(kernel, nest) if target.simt else -1
+    if target.simt and (crosswise or view >= 0):
+        return _across_plan(nest, extent, target, hints, beside, view)
     if target.simt:
         known = extent.evaluate(hints) if extent.names <= hints.keys() else 1 << 30
         results = points.evaluate(hints) if points.names <= hints.keys() else 1
@@ -147,11 +148,11 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
     return _Plan(nest, extent, parts, ceildiv(extent, parts), True, beside)
 
 
-def _across_plan(nest: Nest, extent: Size, target: Target, hints: Mapping[str, int], beside: tuple[Op, ...]) -> _Plan | None:
-    """On a GPU, sums across rows: blocks have a few columns each, and all rows of a part."""
-    costs, axis = target.costs.reductions, vector_index(nest)
+def _across_plan(nest: Nest, extent: Size, target: Target, hints: Mapping[str, int], beside: tuple[Op, ...], view: int = -1) -> _Plan | None:
+    """On a GPU, sums across rows: blocks have a few columns each, and all rows of a part. `view`: the index of columns that lie a few elements apart."""
+    costs, axis = target.costs.reductions, view if view >= 0 else vector_index(nest)
     width = target.warp_size * max(1, min(8, target.vector_bytes // nest.narrowest))
-    columns = column_tile(nest, axis, width, hints)
+    columns = column_tile(nest, axis, width, hints) if view < 0 else target.warp_size
     busy = ceildiv(nest.extents[axis], Size.of(columns)) * product([e for p, e in enumerate(nest.extents) if p != axis])
     known = extent.evaluate(hints) if extent.names <= hints.keys() else 1 << 30
     blocks = busy.evaluate(hints) if busy.names <= hints.keys() else 1

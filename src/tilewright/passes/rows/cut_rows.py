@@ -2,7 +2,8 @@
 
 In: a program of loop-stage kernels. Out: the same, where a kernel without a plan, whose reductions walk several axes or whose rows are walked several
 times, is cut on a GPU: each group of reductions is a kernel of partial results, for stretches that stay in registers, and one that combines them; what
-was done along the rows is a kernel with a point for every element. `split_reductions` cuts single sums over one axis.
+was done along the rows is a kernel with a point for every element. On a CPU, reductions of whole arrays that stand beside one another are cut in this way:
+the parts of a complex sum, say. `split_reductions` cuts single sums over one axis.
 
     parallel %c (%j) { %s = reduce %n, %m {x[i, j, k]}; …; %q = reduce %n, %m {(x[i, j, k] - mean)^2}; …; for %i { for %k { out[i, j, k] = … } } }
     -> parallel %c, %parts, %n (%j, %p, %i) { t = reduce 4096 {x[i, j, 4096*p + k]}; u = t / length; q = reduce 4096 {(x[…] - u)^2}; store }
@@ -20,7 +21,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.affine import Forms, address, analyse
-from tilewright.analysis.loop_nest import Nest, nest_of
+from tilewright.analysis.loop_nest import Nest, is_near, nest_of
 from tilewright.analysis.recomputed import Keys
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
@@ -81,7 +82,7 @@ def cut_rows(
     program: Program, plans: Plans, target: Target, hints: Mapping[str, int], metadata: KernelMetadata | None = None
 ) -> tuple[Program, Plans]:
     """The program with such kernels cut, and the plans for the calls there are then."""
-    if not target.simt or target.has("serial"):
+    if target.has("serial"):
         return program, plans
     calls: list[KernelCall] = []
     schedules: list[Plan] = []
@@ -96,14 +97,14 @@ def cut_rows(
             continue
         for part in made.calls:
             calls.append(part)
-            schedules.append(row_schedule(part.kernel, target, {}) if "stretch" in part.kernel.attrs else None)
+            schedules.append(row_schedule(part.kernel, target, {}) if "stretch" in part.kernel.attrs and target.simt else None)
         scratch += made.arrays
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
 def would_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> bool:
     """Whether a kernel without a plan is cut."""
-    return target.simt and not target.has("serial") and find_cut(kernel, target, hints) is not None
+    return not target.has("serial") and find_cut(kernel, target, hints) is not None
 
 
 def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut | None:
@@ -123,6 +124,8 @@ def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut |
     several = len(walks[0].extents) > 1
     if len(walks) == 1 and not several:
         return None
+    if not target.simt:
+        return _cut_for_cores(nest, walks, reductions, target)
     lengths = [hint(e, hints) for e in walks[0].extents]
     results, length = hint(product(nest.extents), hints), hint(product(walks[0].extents), hints)
     crosswise = _walks_across(region, walks, forms)
@@ -153,6 +156,15 @@ def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut |
     return _Cut(nest, groups, sweeps, inner, crosswise, chunk, parts)
 
 
+def _cut_for_cores(nest: Nest, walks: Sequence[AxesWalk], reductions: Sequence[AxesWalk], target: Target) -> _Cut | None:
+    """On a CPU, reductions of all there is, beside one another: results that are more than one are shared out among the cores as they are."""
+    if nest.extents or len(walks[0].extents) != 1 or len(reductions) != len(walks):
+        return None
+    chunk = Size.of(target.costs.reductions.cpu_stretch)
+    groups = _groups(nest.parallel.regions[0], reductions)
+    return _Cut(nest, groups, (), 0, True, chunk, maximum(ONE, ceildiv(walks[0].extents[0], chunk)))
+
+
 def _read(reductions: Sequence[AxesWalk], hints: Mapping[str, int]) -> int:
     """Elements of the largest array that reductions read."""
     loads = [op for w in reductions for op in walk(Block((), w.ops)) if op.opcode == "load"]
@@ -169,8 +181,8 @@ def _walks_across(region: Block, walks: Sequence[AxesWalk], forms: Forms) -> boo
                 if not any(v in form.values for v in w.indices):
                     continue
                 size = dtype_of(op.operands[0].type).itemsize
-                along += size * any(form.factor(v) == ONE for v in w.indices)
-                across += size * any(form.factor(v) == ONE for v in region.args)
+                along += size * any(is_near(form.factor(v)) for v in w.indices)
+                across += size * any(is_near(form.factor(v)) for v in region.args)
     return across >= along
 
 
@@ -224,7 +236,7 @@ def _inner(own: AxesWalk, lengths: Sequence[int], crosswise: bool, forms: Forms)
         if op.opcode in ("load", "store"):
             form = address(op, forms)
             for p, index in enumerate(own.indices):
-                weights[p] += form.factor(index) == ONE
+                weights[p] += is_near(form.factor(index))
     return max(range(len(lengths)), key=lambda p: (weights[p], p))
 
 

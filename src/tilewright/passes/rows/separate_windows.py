@@ -1,12 +1,17 @@
 """Large windows are reduced along one axis after the other. `Program -> Program`.
 
-In: a program of loop-stage kernels. Out: the same on a GPU, where a kernel whose results reduce a window of several axes, of more terms than are written
-out for a result, is two: one reduces along the last axis for every row, the other the rows of a window. 121 terms of a window of 11 x 11 are 22. Guards
+In: a program of loop-stage kernels. Out: the same, where a kernel whose results reduce a window of several axes, of more terms than are written
+out for a result, is two: one reduces along one axis, the other the rest of a window. 121 terms of a window of 11 x 11 are 22. Guards
 that ask one axis each go with their axis; what only counts the terms inside is a product of two counts.
+
+On a GPU (`separate_windows`) the last axis goes first, for every row:
 
     parallel %h, %w (%y, %z) { %m = reduce 11, 11 {max} (%a, %b) { x[y + a, z + b] }; … }
     -> parallel %h', %w (%p, %z) { %m = reduce 11 {max} (%b) { x[p, z + b] }; store rows[p, z] }
        parallel %h, %w (%y, %z) { %m = reduce 11 {max} (%a) { rows[y + a, z] }; … }
+
+On a CPU (`separate_columns`) the first axis does: a vector of sums down the columns is whole vectors of memory, whatever the windows' steps are, and
+sums along a row, whose elements lie apart where windows do, are as few as the results.
 """
 
 from __future__ import annotations
@@ -36,17 +41,29 @@ LONGEST = 64
 """Terms of a window along one axis; longer sums are not windows."""
 
 
+CPU_TERMS = 12
+"""Terms of a window, on a CPU, up to which all of them are read for each result."""
+
+
 def separate_windows(program: Program, plans: Plans, target: Target) -> tuple[Program, Plans]:
-    """The program with large windows reduced axis by axis."""
-    if not target.simt or not target.has_warps:
-        return program, plans
+    """The program with large windows reduced axis by axis, the last axis first."""
+    return _separated(program, plans, MOST_TERMS, -1) if target.simt and target.has_warps else (program, plans)
+
+
+def separate_columns(program: Program, plans: Plans, target: Target) -> tuple[Program, Plans]:
+    """The program with large windows reduced axis by axis, the first axis first."""
+    return (program, plans) if target.simt else _separated(program, plans, CPU_TERMS, 0)
+
+
+def _separated(program: Program, plans: Plans, fewest: int, near: int) -> tuple[Program, Plans]:
+    """Windows of more than `fewest` terms are reduced along the index at `near` first."""
     calls: list[KernelCall] = []
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
         last = call
         while schedule is None and not call.varies:
-            found = _separate(last, len(scratch))
+            found = _separate(last, len(scratch), fewest, near)
             if found is None:
                 break
             first, last, array = found
@@ -72,7 +89,7 @@ class _WindowReduction:
     load: Op | None
 
 
-def _separate(call: KernelCall, number: int) -> tuple[KernelCall, KernelCall, ProgramArray] | None:
+def _separate(call: KernelCall, number: int, fewest: int, near: int) -> tuple[KernelCall, KernelCall, ProgramArray] | None:
     kernel = call.kernel
     nest = nest_of(kernel)
     region = nest.parallel.regions[0]
@@ -81,14 +98,14 @@ def _separate(call: KernelCall, number: int) -> tuple[KernelCall, KernelCall, Pr
     forms = analyse(kernel)
     for op in nest.reductions:
         extents = [forms[v].constant.constant if not forms[v].factors else None for v in op.operands]
-        if len(extents) < 2 or any(e is None or not 1 < e <= LONGEST for e in extents) or prod(e or 0 for e in extents) <= MOST_TERMS:
+        if len(extents) < 2 or any(e is None or not 1 < e <= LONGEST for e in extents) or prod(e or 0 for e in extents) <= fewest:
             return None
     windows = [_window(op) for op in nest.reductions]
     written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
     loading = [w for w in windows if w is not None and w.load is not None]
     if len(loading) != 1 or None in windows or any(w.load.operands[0] in written for w in loading if w.load is not None):
         return None
-    return _Separation(call, loading[0], [w for w in windows if w is not None], number).run()
+    return _Separation(call, loading[0], [w for w in windows if w is not None], number, near).run()
 
 
 def _window(op: Op) -> _WindowReduction | None:
@@ -120,8 +137,10 @@ def _conjuncts(value: Value, made: dict[Value, Op]) -> tuple[Value, ...]:
 
 
 class _Separation:
-    def __init__(self, call: KernelCall, window: _WindowReduction, windows: Sequence[_WindowReduction], number: int) -> None:
+    def __init__(self, call: KernelCall, window: _WindowReduction, windows: Sequence[_WindowReduction], number: int, near: int) -> None:
         self.call, self.kernel, self.window, self.windows, self.number = call, call.kernel, window, windows, number
+        self.near = near
+        """Which index of a window is reduced first."""
         self.nest = nest_of(self.kernel)
         self.region = self.nest.parallel.regions[0]
         self.uses: dict[Value, frozenset[Value]] = {}
@@ -135,9 +154,14 @@ class _Separation:
         own = {*self.region.args, *(v for w in self.windows for v in w.op.regions[0].args)}
         return self.uses.get(value, frozenset({value} if value in own else ()))
 
+    def parts(self, given: Sequence[Value]) -> tuple[list[Value], Value]:
+        """What belongs to the indices that are reduced later, and to the one that is reduced first."""
+        rest = list(given)
+        return rest, rest.pop(self.near)
+
     def sides(self, window: _WindowReduction) -> tuple[list[Value], list[Value]] | None:
-        """The tests of the outer indices, and those of the last one; None where one asks both."""
-        *outer, last = window.op.regions[0].args
+        """The tests of the indices that are reduced later, and those of the one reduced first; None where one asks both."""
+        outer, last = self.parts(window.op.regions[0].args)
         rows: list[Value] = []
         columns: list[Value] = []
         for test in window.tests:
@@ -151,7 +175,7 @@ class _Separation:
         assert load is not None
         memory = load.operands[0].type
         assert isinstance(memory, Tensor)
-        *outer, last = self.window.op.regions[0].args
+        outer, last = self.parts(self.window.op.regions[0].args)
         sides = [self.sides(w) for w in self.windows]
         if any(s is None for s in sides) or any(not self.is_count(w) for w in self.windows if w is not self.window):
             return None
@@ -161,6 +185,8 @@ class _Separation:
         if not self.rows or any(last in self.of(v) for v in self.rows.values()):
             return None
         moved = {v for where in self.rows.values() for v in self.of(where)} & set(self.region.args)
+        if not moved:
+            return None  # all results reduce the same rows
         rest = [v for axis, v in enumerate(subscripts) if axis not in self.rows]
         own = sides[list(self.windows).index(self.window)]
         assert own is not None
@@ -246,7 +272,8 @@ class _Separation:
                 nothing = deep.const(identities(kind, [dtype])[0], dtype)
                 return deep.if_(inside, lambda then: value(then, dict(deepest)), lambda otherwise: [nothing])
 
-            results = inner.reduce(kind, [outside.get(window.op.operands[-1], window.op.operands[-1])], term, [self.last.name])
+            extent = self.parts(window.op.operands)[1]
+            results = inner.reduce(kind, [outside.get(extent, extent)], term, [self.last.name])
             inner.multi("store", array, *indices, *results)
             return []
 
@@ -292,12 +319,13 @@ class _Separation:
                 if window is None:
                     clone_ops(inner, [op], local)
                     continue
-                *outer, last = op.regions[0].args
+                outer, last = self.parts(op.regions[0].args)
+                later, first = self.parts(op.operands)
                 sides = self.sides(window)
                 assert sides is not None
-                result = over(inner, window, outer, op.operands[:-1], sides[0], local, window is not self.window)
+                result = over(inner, window, outer, later, sides[0], local, window is not self.window)
                 if window is not self.window:
-                    columns = over(inner, window, [last], op.operands[-1:], sides[1], local, True)
+                    columns = over(inner, window, [last], [first], sides[1], local, True)
                     clone_ops(inner, self.needed([window.value], set()), local)
                     result = inner.mul(inner.mul(result, columns), local[window.value])
                 local[op.results[0]] = result

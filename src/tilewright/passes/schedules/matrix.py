@@ -116,6 +116,9 @@ class GpuProduct(MatrixSchedule):
     """Products of the same first factor that one block computes side by side, `n` results of each; `fuse_horizontally` makes them one kernel."""
     unpack: bool = False
     """A factor of packed weights is unpacked to scratch first, by a kernel of its own (`passes/packed/unpack_weights.py`)."""
+    gather: bool = False
+    """Results of a phase of a transposed convolution are written to scratch, and a last kernel puts those of all phases in their places
+    (`passes/windows/gather_phases.py`)."""
 
     @property
     def to_tile(self) -> str:
@@ -170,6 +173,8 @@ class Wgmma(GpuProduct):
     tf32_terms: int = 0
     """Products of the two parts of each factor of f32, which copies make first (`passes/windows/split_images.py`): 3, or 4 with that of the small parts;
     0: factors are multiplied as they are."""
+    folded: int = 0
+    """Axes of a convolution's image, a bit for each, whose places of the window lie beside the channels in such copies: few channels fill no step."""
     bf16_terms: int = 0
     """Products of bf16 that one of f32 is: factors are written to scratch as three terms first (`passes/terms/split_terms.py`). 0: factors as they are."""
     chunk: int = 0

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import bool_, i64, u32, u64
@@ -37,10 +38,11 @@ from tilewright.passes.common.registers import (
     ThreadView,
     shape_of,
 )
-from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting, find_meeting
 from tilewright.passes.to_thread.tile_reductions import TileReductions
-from tilewright.passes.to_thread.tile_scans import TileScans
-from tilewright.passes.to_thread.warp_scatters import KINDS, Scattered, WarpScatter, scatter_each
+
+if TYPE_CHECKING:
+    from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting
+    from tilewright.passes.to_thread.warp_scatters import Scattered
 
 MANY = 8
 """Elements of a vector from which on it is worth a branch not to ask each of them whether it is inside."""
@@ -66,10 +68,16 @@ class TileLowering(ThreadView):
         self.reductions = TileReductions(self)
         self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
         """Blocks that share a tile."""
-        meeting = find_meeting(kernel) if self.blocks > 1 else None
-        self.meeting = ClusterMeeting(meeting, self.reductions, self.env) if meeting is not None else None
+        self.meeting = self._meeting() if self.blocks > 1 else None
         self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
         """Edges cut through vectors that lie at multiples of their size nevertheless."""
+
+    def _meeting(self) -> ClusterMeeting | None:
+        """Where the blocks that share a tile meet."""
+        from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting, find_meeting
+
+        meeting = find_meeting(self.kernel)
+        return ClusterMeeting(meeting, self.reductions, self.env) if meeting is not None else None
 
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
@@ -251,6 +259,8 @@ class TileLowering(ThreadView):
         self.env.update(zip(op.results, self.reductions.reduce(b, op, sources, in_loop=self.depth > 0), strict=True))
 
     def _scan_tile(self, b: Builder, op: Op) -> None:
+        from tilewright.passes.to_thread.tile_scans import TileScans
+
         terms, first = (self.registers(b, self.env[v], shape_of(v)) for v in op.operands)
         self.env.update(zip(op.results, TileScans(self).scan(b, op, terms, first, in_loop=self.depth > 0), strict=True))
 
@@ -851,6 +861,8 @@ class TileLowering(ThreadView):
             if not shape:
                 assert isinstance(value, Value)
                 return one(inner, [v for v in held if isinstance(v, Value)], value)
+            from tilewright.passes.to_thread.warp_scatters import KINDS, Scattered, WarpScatter, scatter_each
+
             registers, cells = self.registers(inner, value, shape), list[list[Scattered]]()
             for cell in self.cells(shape):
                 pieces = self.pieces_of(inner, tensor, held, shape, cell) if held else [([], 1)] * (self.vector if self.is_wide(shape) else 1)
@@ -875,6 +887,8 @@ class TileLowering(ThreadView):
 
     def _pieces(self, b: Builder, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None) -> list[Scattered]:
         """What a thread combines, by the places it goes to."""
+        from tilewright.passes.to_thread.warp_scatters import Scattered
+
         elements, position = list[Scattered](), 0
         for number, (indices, width) in enumerate(pieces):
             part = value

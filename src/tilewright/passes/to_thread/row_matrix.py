@@ -58,6 +58,8 @@ class RowMatrixLowering(RowDotLowering):
         self.rows_of_x = max(shape_of(v)[self.m_axis] for v in self.sums)
         self.own_values: dict[Value, Value] = {}
         """For tiles with all rows of x, tiles with the row of a lane's own, in the loop at hand."""
+        self.own_rows: dict[Value, Value] = {}
+        """The same outside of loops: what is computed of sums along rows, as norms are, is computed for a lane's own row, too. Whoever needs one row needs none of the others."""
 
     def coordinates(self, b: Builder) -> None:
         super().coordinates(b)
@@ -100,6 +102,9 @@ class RowMatrixLowering(RowDotLowering):
             own = self.reductions.of_sums(b, op, self._sum(b, op.operands[0], self.env[op.operands[0]]), in_loop=self.depth > 0)
             (mine,) = own.cells.values()
             lanes = 32 // COLUMNS
+            alone = self._one_row(op.result)
+            self.env[alone] = Registers(shape_of(alone), {(0,) * len(own.shape): mine})
+            self.own_rows[op.result] = alone
             self.env[op.result] = Registers(own.shape, {
                 cell: b.op("shuffle", mine, b.const(cell[self.m_axis] * lanes, i32), mode="idx") for cell in self.cells(own.shape)
             })  # fmt: skip
@@ -117,6 +122,9 @@ class RowMatrixLowering(RowDotLowering):
         self.env[op.result] = self.reductions.of_sums(b, op, Registers(held.shape, cells), in_loop=self.depth > 0)
 
     def lower_op(self, b: Builder, op: Op) -> None:
+        if op.opcode == _OWN_ROW and op.operands[0] in self.own_rows:
+            self.env[op.result] = self.env[self.own_rows[op.operands[0]]]
+            return
         if op.opcode == _OWN_ROW:
             self.env[op.result] = self._selected(b, self.env[op.operands[0]], shape_of(op.result))
             return
@@ -125,6 +133,7 @@ class RowMatrixLowering(RowDotLowering):
             return
         if op.opcode != "fma" or op.result not in self.products:
             super().lower_op(b, op)
+            self._follow(b, op)
             return
         x, w, total = op.operands
         held = self._sum(b, total, self.env[total])
@@ -149,6 +158,24 @@ class RowMatrixLowering(RowDotLowering):
                     operands = (one[k], other[k], one[k + 1], other[k + 1], factor[k], factor[k + 1], *(cells[place] for place in places))
                     cells.update(zip(places, b.emit("mma", operands, {"dtype": dtype}), strict=True))
         self.env[op.result] = Registers(held.shape, cells)
+
+    def _follow(self, b: Builder, op: Op) -> None:
+        """What an op outside of loops computes of numbers of each row of x, for a lane's own row alone."""
+        if self.depth or len(op.results) != 1 or op.opcode not in _ELEMENTWISE or not self._has_a_number_of_each_row(op.result):
+            return
+        if any(v not in self.own_rows and self._has_a_number_of_each_row(v) for v in op.operands):
+            return
+        alone = self._one_row(op.result)
+        attrs = MappingProxyType({**op.attrs, "shape": shape_of(alone)}) if op.opcode == "broadcast" else op.attrs
+        super().lower_op(b, replace(op, operands=tuple(self.own_rows.get(v, v) for v in op.operands), results=(alone,), attrs=attrs))
+        self.own_rows[op.result] = alone
+
+    def _has_a_number_of_each_row(self, value: Value) -> bool:
+        return isinstance(value.type, Tile) and shape_of(value)[self.m_axis] > 1
+
+    def _one_row(self, value: Value) -> Value:
+        assert isinstance(value.type, Tile)
+        return Value(replace(value.type, shape=tuple(1 if a == self.m_axis else e for a, e in enumerate(shape_of(value)))), value.name)
 
     def _add_row(self, b: Builder, op: Op) -> None:
         """What a lane has of its own row, added to its sum."""

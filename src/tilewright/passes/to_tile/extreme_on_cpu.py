@@ -32,22 +32,23 @@ class TileBody(Protocol):
 class ExtremeOnCpu:
     """min, max, argmin and argmax along a vector axis, at the speed of one compare per vector.
 
-    A NaN must win, which plain vector comparisons do not give. So a run is reduced with `larger`, which ignores NaN, next to
-    a probe `p = fma(v, 0, p)` that turns NaN when any value was NaN or infinite; only then, and where the result is a zero of either
-    sign, is the run reduced again exactly.
+    A NaN must win, and -0 is below 0: `max` and `min` of the IR are so. AArch64 has instructions for that. Elsewhere plain vector comparisons
+    do not give it, so a run is reduced with `larger`, which ignores NaN, next to a probe `p = fma(v, 0, p)` that turns NaN when any value
+    was NaN or infinite; only then, and where the result is a zero of either sign, is the run reduced again exactly.
     argmin and argmax find the extreme value of short runs first and look for its place only in runs that win:
     `argmax(v) = min{i : v[i] == max(v)}`.
     """
 
-    def __init__(self, body: TileBody, op: Op, position: int, tile: int, run: int, rising: bool) -> None:
+    def __init__(self, body: TileBody, op: Op, position: int, tile: int, run: int, rising: bool, native: bool) -> None:
         """`position` is the tile axis, `tile` its extent, `run` the elements searched at a time; `rising` says that later
-        elements have larger indices."""
+        elements have larger indices, `native` that the processor's own maximum is that of the IR."""
         self.body, self.op, self.position, self.tile, self.run, self.rising = body, op, position, tile, run, rising
         self.kind = str(op.attrs["kind"])
         self.value_kind = self.kind.removeprefix("arg")
         self.dtypes = [dtype_of(r.type) for r in op.results]
         self.nothing = identities(self.kind, self.dtypes)
         self.is_float = self.dtypes[0].is_float
+        self.exact = native or not self.is_float
 
     def lower(self, b: Builder, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
         if self.kind == self.value_kind:
@@ -84,7 +85,7 @@ class ExtremeOnCpu:
                 inner, low, high, [init], lambda i, k, best: [i.op(self.value_kind, best, self._values(i, k)[0])], [self.value_kind]
             )
 
-        if not self.is_float:
+        if self.exact:
             return exactly(b)[0]
 
         def quickly(inner: Builder, index: Value, best: Value, probe: Value) -> list[Value]:

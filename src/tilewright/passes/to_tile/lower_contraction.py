@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image
+from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image, plane
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, Size, ceildiv, minimum
@@ -311,7 +311,23 @@ class _ContractionLowering(LoopLowering):
             for condition in inside[1:]:
                 keep = b.logical_and(keep, self.widen(b, condition.value, shape))
             value = b.select(keep, value, b.splat(0, value))
+        elif isinstance(schedule, Wgmma):
+            self._mark_end(b, factor, env[factor.value])
         return value
+
+    def _mark_end(self, b: Builder, factor: Factor, value: Value) -> None:
+        """Say where the sum ends in an array that goes on behind it: the copy engine knows no masks, and what it brings must be zero there. An infinity times the
+        other factor's zero would be no number."""
+        lies, tensor = plane(self.found, factor, self.inner), factor.tensor
+        if lies is None or tensor is None:
+            return
+        form = self.found.access(factor)[lies.k]
+        end = form.constant + self.found.reduce_extents[max(0, self.inner)]
+        padded = any(tensor.shape[lies.k] == ceildiv(end, Size.of(n)) * n for n in (1, 4, 8, 16, 64))  # with zeros
+        if len(form.factors) == 1 and not padded:
+            place = next((n for n, op in enumerate(b.ops) if value in op.results and op.opcode == "load"), None)
+            if place is not None:
+                b.ops[place] = replace(b.ops[place], attrs=MappingProxyType({**b.ops[place].attrs, "end": end}))
 
     def _needed(self, values: Sequence[Value]) -> list[Op]:
         """The ops of the nest that make these values, in order."""

@@ -43,7 +43,7 @@ class _AmxLowering(PanelLowering):
         self.a.along_side = False
         self.a.along_k = self.a.walks(found, self.k_indices[-1])
 
-    def _direct(self) -> tuple[int, ...]:
+    def _placed(self) -> tuple[int, ...]:
         return ()
 
     def _block(self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], across: tuple[Value, Value]) -> None:
@@ -142,7 +142,7 @@ class _AmxLowering(PanelLowering):
             return
 
         def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
-            local = {**env, **dict(zip(side.copied, digits, strict=False)), **dict.fromkeys(side.idle, zero)}
+            local = {**env, **dict(zip(side.copied, digits, strict=False))}
             shift = at.sub(base, first)
 
             def some(inner: Builder, place: Value, width: int) -> list[Value]:

@@ -9,6 +9,8 @@ is done while copying, and what lies outside is filled with zeros, so that the i
 
 Its tile of results is kept in local memory between stretches; after the last one the rest of the kernel runs on it row by row.
 Every result is summed in the order of k, in stretches whose length depends on the schedule only: not on the number of threads.
+Where rows are few and the second factor lies along k (`x @ w.T`), a copy of it would hardly be used: rows are kept, and vectors of both factors are multiplied
+along k where they lie. Lanes are then sums of their own, which are added up at the end of a stretch.
 Several loop indices on one side are walked as one and taken apart again, the innermost fastest.
 """
 
@@ -22,18 +24,38 @@ from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, find_contraction
 from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum, product
+from tilewright.base.sizes import (
+    ONE,
+    ZERO,
+    Size,
+    ceildiv,
+    contiguous_strides,
+    floordiv,
+    maximum,
+    minimum,
+    product,
+    without_clamp,
+)
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import clone_ops
+from tilewright.ir.types import INDEX
+from tilewright.passes.common.nest_shapes import shape_of
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
 from tilewright.passes.to_tile.panel_copies import PanelCopies
-from tilewright.passes.to_tile.panel_sides import Side, order
+from tilewright.passes.to_tile.panel_sides import Side, join_rows, join_terms, order
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
+FEW_PANELS = 8
+"""Panels of rows up to which a copy of the second factor is not used often enough to be worth making."""
+SELDOM = 1
+"""Panels of rows up to which columns that lie side by side are read where they lie. More of them read a copy, whose lines follow one another: it finds room in the
+nearest cache."""
+COLUMN_PANELS = 16
+"""Panels of columns of a block, at least, where a core computes a second one."""
 SHORT = 6
 """Ops of an epilogue that is written out for a whole tile of registers; a longer one is a loop over its rows."""
 AHEAD = 8
@@ -47,6 +69,10 @@ def lower_contraction_cpu(kernel: Kernel, schedule: CpuProduct, target: Target) 
     found = find_contraction(kernel)
     if found is None:
         raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
+    joined = join_rows(join_terms(kernel, found), found)
+    if joined is not kernel:
+        kernel, found = joined, find_contraction(joined)
+        assert found is not None
     return PanelLowering(kernel, found, schedule, target).run_contraction()
 
 
@@ -70,8 +96,14 @@ class PanelLowering(PanelCopies):
         """Tiles of sums of one product that a block keeps."""
         self.terms: tuple[Value, Value] | None = None
         """Which terms of a stretch the next tile of sums has; None: all."""
+        self.placed = self._placed()
         self.direct = self._direct()
-        """Which indices of the second factor's load change along the sum, where panels of it are read without a copy."""
+        self.few = FEW_PANELS if self._reads_in_place() else 0
+        """Panels of rows up to which the first factor is the one that is kept, and the second is read where it lies."""
+        self.in_place: tuple[Value, Value] | None = None
+        """Whether the next tile of sums reads the second factor where it lies, and from which column on; None: it never does."""
+        self.on_the_way: tuple[Value, Value] | None = None
+        """Whether the next tile of sums copies its panel of columns, and from which column on; None: all panels are copied before."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -87,20 +119,37 @@ class PanelLowering(PanelCopies):
             # As many blocks side by side as keep all cores busy to the end, as long as each has some panels. Each of them copies all rows: where these are many
             # more than columns, cores share out the rows.
             even = ceildiv(across, Size.of(self.target.multiprocessors)) * self.target.multiprocessors
-            most = minimum(ceildiv(columns, Size.of(2 * s.nr)), ceildiv(columns * self.target.multiprocessors, maximum(ONE, rows)))
+            most = minimum(
+                ceildiv(columns, Size.of(2 * s.nr)), floordiv(columns * self.target.multiprocessors, maximum(ONE, rows))
+            )
             across = maximum(across, minimum(even, most))
-        width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(s.nr)) * s.nr)
+        # Blocks end where a tile of fewer registers, or of half the rows, does. Columns that are read where they lie are added up in another order than those
+        # of a panel that is not full: which these are does not depend on the number of cores.
+        least, lowest = s.nr, s.mr
+        if s.to_tile == "lower_contraction_cpu":
+            least, lowest = self.lanes if self._narrow_widths() and not self.few else s.nr, self._half_rows() or s.mr
+        width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(least)) * least)
         down = maximum(ONE, ceildiv(rows, Size.of(s.m)))
         # As many blocks as cores at least, as long as each has some panels to work on.
         cores = self.target.multiprocessors
         if s.keep == "b":
-            wanted = ceildiv(Size.of(cores), maximum(ONE, across * batch))
+            side_by_side = maximum(ONE, across * batch)
+            wanted = ceildiv(Size.of(cores), side_by_side)
+            # The last round of blocks keeps all cores busy, too: three blocks are four on two cores.
+            filled = floordiv(ceildiv(down * side_by_side, Size.of(cores)) * cores, side_by_side)
+            wanted = maximum(wanted, filled)
             down = maximum(down, minimum(ceildiv(rows, Size.of(2 * s.mr)), wanted))
         else:
-            wanted = ceildiv(Size.of(2 * cores), maximum(ONE, down * batch))
+            one_above_another = maximum(ONE, down * batch)
+            # Each block copies all rows: there are two of them for each core where they have some columns more.
+            rounds = maximum(ONE, minimum(Size.of(2), floordiv(columns, Size.of(COLUMN_PANELS * cores * s.nr))))
+            wanted = ceildiv(rounds * cores, one_above_another)
+            # Here, too, the last round keeps all cores busy: eleven blocks are twelve on two cores.
+            filled = floordiv(ceildiv(across * one_above_another, Size.of(cores)) * cores, one_above_another)
+            wanted = maximum(wanted, filled)
             across = maximum(across, minimum(ceildiv(columns, Size.of(4 * s.nr)), wanted))
             width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(s.nr)) * s.nr)
-        height = maximum(Size.of(s.mr), ceildiv(ceildiv(rows, down), Size.of(s.mr)) * s.mr)
+        height = maximum(Size.of(s.mr), ceildiv(ceildiv(rows, down), Size.of(lowest)) * lowest)
         down, across = ceildiv(rows, height), ceildiv(columns, width)
         number = b.op("program_id", axis=0)
         pieces = (*(found.extents[p] for p in found.batch), down, across)
@@ -114,7 +163,9 @@ class PanelLowering(PanelCopies):
         grid = (batch * down * across,)
         return replace(self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=grid, attrs=attrs)
 
-    def _block(self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], across: tuple[Value, Value]) -> None:
+    def _block(
+        self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], across: tuple[Value, Value]
+    ) -> None:
         s, total = self.matrix, product(self.k_extents)
         whole_a = s.keep == "a"
         known = total.constant
@@ -129,28 +180,35 @@ class PanelLowering(PanelCopies):
         panels = b.op("floordiv", b.add(b.sub(across[1], across[0]), b.index(s.nr - 1)), b.index(s.nr))
 
         panels_down = b.op("floordiv", b.add(b.sub(down[1], down[0]), b.index(s.mr - 1)), b.index(s.mr))
+        # Of all rows, not of those of a block: how sums are added up does not depend on how many cores share them out.
+        is_few = b.op("le", b.index(product(self.a.extents)), b.index(self.few * s.mr))
+
+        is_near = self._is_near(b) if self._copies_on_the_way() else zero
 
         def tile(at: Builder, start: Value, count: Value, row: Value, column: Value, direct: bool) -> None:
             top, left = at.add(down[0], at.mul(row, at.index(s.mr))), at.add(across[0], at.mul(column, at.index(s.nr)))
             place = at.add(at.mul(row, panels), column)
-            where = zero if once else at.select(at.op("le", length, at.index(s.k)), zero, place)
+            where = zero if once else at.select(at.op("le", length, depth), zero, place)
             if not whole_a:
-                self._prefetch_rows(at, env, (at.add(top, at.index(s.mr)), down[1]), start, column)
+                self._prefetch_rows(at, env, top, down, (start, count), (column, panels))
             last = at.op("ge", at.add(start, depth), length)
             panels_at = (row if whole_a else zero, left if direct else zero if whole_a else column)
+            if self.few:
+                self.in_place = at.logical_and(is_few, self._in_one_run(at, left, across[1])), left
+                panels_at = at.select(is_few, row, zero), at.select(is_few, zero, column)
+            if self._copies_on_the_way():
+                full = at.op("le", at.add(left, at.index(s.nr)), across[1])
+                self.on_the_way = at.logical_and(at.logical_and(is_near, full), at.op("eq", row, zero)), left
             self._one_tile(at, env, where, panels_at, (start, count), last, (top, down[1]), (left, across[1]), direct)
 
         def stretch(at: Builder, start: Value) -> list[Value]:
             count = at.op("min", at.sub(length, start), depth)
 
             def copy_row(inner: Builder, row: Value) -> list[Value]:
-                top = inner.add(down[0], inner.mul(row, inner.index(s.mr)))
-                self._pack_rows(inner, env, row if whole_a else zero, top, down[1], start, count)
-                return []
+                return self._copy_rows(inner, env, down, row, row if whole_a else zero, start, count)
 
             def copy_column(inner: Builder, column: Value) -> list[Value]:
-                self._pack_columns(inner, env, across, column, zero if whole_a else column, start, count)
-                return []
+                return self._copy_columns(inner, env, across, column, zero if whole_a else column, start, count)
 
             outer, inside = (panels, panels_down) if whole_a else (panels_down, panels)
             kept, passing = (copy_row, copy_column) if whole_a else (copy_column, copy_row)
@@ -168,20 +226,116 @@ class PanelLowering(PanelCopies):
 
             def either(inner: Builder, number: Value) -> list[Value]:
                 left = inner.add(across[0], inner.mul(number, inner.index(s.nr)))
-                fits = self._in_one_run(inner, left, across[1])
-                inner.if_(fits, lambda deep: panel(deep, number, True), lambda deep: panel(deep, number))
+                seldom = inner.op("le", panels_down, inner.index(SELDOM))
+                there = inner.logical_and(self._in_one_run(inner, left, across[1]), seldom)
+                inner.if_(there, lambda deep: panel(deep, number, True), lambda deep: panel(deep, number))
                 return []
 
-            if self.direct:
+            def whichever(inner: Builder, number: Value) -> list[Value]:
+                """Few rows: all of them are copied before the first panel of columns, of which the last alone may be. Else all columns are copied before the
+                first panel of rows, and these one by one."""
+                started = inner.op("gt", number, zero)
+                left = inner.add(across[0], inner.mul(number, inner.index(s.nr)))
+                copied = inner.select(self._in_one_run(inner, left, across[1]), zero, one)
+                rows = (
+                    inner.select(is_few, zero, number),
+                    inner.select(is_few, inner.select(started, zero, panels_down), inner.add(number, one)),
+                )
+                columns = (
+                    inner.select(is_few, number, zero),
+                    inner.select(is_few, inner.add(number, copied), inner.select(started, zero, panels)),
+                )
+                inner.for_(
+                    *columns,
+                    one,
+                    [],
+                    lambda deep, column: self._copy_columns(
+                        deep, env, across, column, deep.select(is_few, zero, column), start, count
+                    ),
+                    name="panel",
+                )
+                inner.for_(
+                    *rows,
+                    one,
+                    [],
+                    lambda deep, row: self._copy_rows(
+                        deep, env, down, row, deep.select(is_few, row, zero), start, count
+                    ),
+                    name="panel",
+                )
+
+                def one_tile(deep: Builder, other: Value) -> list[Value]:
+                    tile(
+                        deep,
+                        start,
+                        count,
+                        deep.select(is_few, other, number),
+                        deep.select(is_few, number, other),
+                        False,
+                    )
+                    return []
+
+                inner.for_(zero, inner.select(is_few, panels_down, panels), one, [], one_tile, name="panel")
+                return []
+
+            if self.few:
+                at.for_(zero, at.select(is_few, panels, panels_down), one, [], whichever, name="panel")
+                return []
+            if self._notes_places():
                 self._note_places(at, env, start, count)
-            at.for_(zero, inside, one, [], kept, name="panel")
+            if whole_a:
+                at.for_(zero, inside, one, [], kept, name="panel")
+            elif self._copies_on_the_way():
+                full = at.op("floordiv", at.sub(across[1], across[0]), at.index(s.nr))
+
+                def all_columns(inner: Builder) -> list[Value]:
+                    self._pack_all_columns(inner, env, across, panels, start, count)
+                    return []
+
+                def last_column(inner: Builder) -> list[Value]:
+                    inner.for_(full, panels, one, [], copy_column, name="panel")
+                    return []
+
+                at.if_(is_near, last_column, all_columns)
+            else:
+                self._pack_all_columns(at, env, across, panels, start, count)
             at.for_(zero, outer, one, [], either if self.direct else panel, name="panel")
             return []
 
         # A sum of nothing still has its results written.
         b.for_(zero, b.op("max", length, one), depth, [], stretch, name="start")
 
-    def _panels_for(self, b: Builder, number: Value, inside: Value, down: tuple[Value, Value], across: tuple[Value, Value]) -> Value:
+    def _copy_rows(
+        self,
+        b: Builder,
+        env: dict[Value, Value],
+        down: tuple[Value, Value],
+        row: Value,
+        panel: Value,
+        start: Value,
+        count: Value,
+    ) -> list[Value]:
+        """Copy rows of panel `row` to place `panel`."""
+        top = b.add(down[0], b.mul(row, b.index(self.matrix.mr)))
+        self._pack_rows(b, env, panel, top, down[1], start, count)
+        return []
+
+    def _copy_columns(
+        self,
+        b: Builder,
+        env: dict[Value, Value],
+        across: tuple[Value, Value],
+        column: Value,
+        panel: Value,
+        start: Value,
+        count: Value,
+    ) -> list[Value]:
+        self._pack_columns(b, env, across, column, panel, start, count)
+        return []
+
+    def _panels_for(
+        self, b: Builder, number: Value, inside: Value, down: tuple[Value, Value], across: tuple[Value, Value]
+    ) -> Value:
         """Panels of the factor that is kept that meet panel `number` of the other: all `inside`."""
         return inside
 
@@ -189,11 +343,13 @@ class PanelLowering(PanelCopies):
         """Room for the copies of both factors."""
         s = self.matrix
         one_panel = (s.mr, s.k + self.lanes) if not self.a.along_side else (s.k, _up(s.mr, self.lanes))
-        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else 1, *one_panel), self.a.dtype)
+        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else max(1, self.few), *one_panel), self.a.dtype)
         # The extra row keeps panels from falling on the same places of the cache.
         self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr), self.b.dtype)
-        if self.direct:
-            self.places = self._local(b, "places", (len(self.direct), s.k), i64)
+        if self.few:
+            self.dots = self._local(b, "dots", (s.mr, s.nr), self.dtype)
+        if self._notes_places():
+            self.places = self._local(b, "places", (len(self.placed), s.k), i64)
 
     def _allocate_sums(self, b: Builder, env: dict[Value, Value]) -> None:
         s = self.matrix
@@ -208,26 +364,41 @@ class PanelLowering(PanelCopies):
     ) -> None:  # fmt: skip
         """Add a stretch of the sum to the tile of sums at `where`; after the last one, do the rest of the kernel on it. `direct`: the second
         factor is read where it lies, from column `panels[1]` on."""
+        s, half = self.matrix, self._half_rows()
         self.terms = self._terms(b, stretch, down[0], across[0])
-        half = self._half_rows()
 
         def whole(at: Builder) -> list[Value]:
             sums = self._multiply(at, env, where, *panels, *stretch, direct)
             return [self._keep_or_finish(at, env, sums, where, last, down, across)]
 
-        def few(at: Builder) -> list[Value]:
-            self._keep(at, self._multiply(at, env, where, *panels, *stretch, direct, half), where)
+        def part(at: Builder, rows: int, width: int) -> list[Value]:
+            self._keep(at, self._multiply(at, env, where, *panels, *stretch, direct, rows, width), where)
             return [last]
 
+        def any_width(at: Builder, widths: Sequence[int]) -> list[Value]:
+            """The least of the widths that has all columns; a whole tile where none has."""
+            if not widths:
+                return whole(at)
+            width, *wider = widths
+            fits = at.op("le", at.sub(across[1], across[0]), at.index(width))
+            return list(at.if_(fits, lambda deep: part(deep, s.mr, width), lambda deep: any_width(deep, wider)))
+
         if half:
-            (left,) = b.if_(b.op("le", b.sub(down[1], down[0]), b.index(half)), few, whole)
+            fits = b.op("le", b.sub(down[1], down[0]), b.index(half))
+            (left,) = b.if_(fits, lambda at: part(at, half, s.nr), lambda at: any_width(at, self._narrow_widths()))
         else:
-            (left,) = whole(b)
+            (left,) = any_width(b, self._narrow_widths())
         b.if_(left, lambda end: self._finish(end, env, where, down, across), lambda end: [])
 
     def _half_rows(self) -> int:
         """Rows of a tile at the lower edge that has no more than half of them, and is computed as one of half the height; 0: all tiles are alike."""
         return self.matrix.mr // 2
+
+    def _narrow_widths(self) -> tuple[int, ...]:
+        """Widths of tiles at the right edge that have fewer registers along a row: where the second factor is kept its columns may be as few as filters are."""
+        if self.matrix.keep != "b":
+            return ()
+        return tuple(self.lanes * vectors for vectors in range(1, self.matrix.vectors))
 
     def _terms(self, b: Builder, stretch: tuple[Value, Value], top: Value, left: Value) -> tuple[Value, Value] | None:
         """Which terms of a stretch count for a tile of results, where guards leave out some; None: all of them."""
@@ -248,19 +419,19 @@ class PanelLowering(PanelCopies):
     # -- the innermost loop -------------------------------------------------------------------------------------
 
     def _multiply(
-        self, b: Builder, env: dict[Value, Value], where: Value, row: Value, panel: Value, start: Value, count: Value, direct: bool, rows: int = 0,
+        self, b: Builder, env: dict[Value, Value], where: Value, row: Value, panel: Value, start: Value, count: Value, direct: bool, rows: int = 0, width: int = 0,
     ) -> list[Value]:  # fmt: skip
-        """The sums of a tile up to the end of this stretch, row by row: in this order code generators keep them in registers. `rows`: of so many
-        rows; 0: of all."""
+        """The sums of a tile up to the end of this stretch, row by row: in this order code generators keep them in registers. `rows`, `width`: of so many
+        rows and columns; 0: of all."""
         s, zero = self.matrix, b.index(0)
-        rows = rows or s.mr
-        across = self.index_tile(b, zero, 1, s.nr)
+        rows, width = rows or s.mr, width or s.nr
+        across = self.index_tile(b, zero, 1, width)
         read = self._reader(b, env, panel) if direct else None
-        nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, s.nr))
+        nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, width))
 
         def ahead(inner: Builder) -> list[Value]:
             for number in range(rows):
-                for column in range(0, s.nr, LINE // self.dtype.itemsize):
+                for column in range(0, width, LINE // self.dtype.itemsize):
                     inner.multi("prefetch", self.sums, where, inner.index(number), inner.index(column))
             return []
 
@@ -272,8 +443,11 @@ class PanelLowering(PanelCopies):
             c = read(inner, k) if read else inner.op("load", self.columns, panel, k, across)
             if not read and self.target.vector_bytes == LINE:
                 # A step needs whole lines, more than the hardware brings on its own in time.
-                for column in range(0, s.nr, LINE // self.dtype.itemsize):
+                for column in range(0, width, LINE // self.dtype.itemsize):
                     inner.multi("prefetch", self.columns, panel, inner.add(k, inner.index(AHEAD)), inner.index(column))
+            return add(inner, k, c, sums)
+
+        def add(inner: Builder, k: Value, c: Value, sums: Sequence[Value]) -> list[Value]:
             following: list[Value] = []
             for number, acc in enumerate(sums):
                 place = inner.index(number)
@@ -282,11 +456,40 @@ class PanelLowering(PanelCopies):
             return following
 
         low, high = self.terms or (zero, count)
-        done = b.for_(low, high, b.index(1), [nothing] * rows, step, name="k")
+
+        def copied(inner: Builder) -> list[Value]:
+            return list(inner.for_(low, high, inner.index(1), [nothing] * rows, step, name="k"))
+
+        def on_the_way(inner: Builder, left: Value) -> list[Value]:
+            fetched = self._copying_reader(inner, env, panel, left, start)
+            return list(
+                inner.for_(
+                    low,
+                    high,
+                    inner.index(1),
+                    [nothing] * rows,
+                    lambda at, k, *sums: add(at, k, fetched(at, k), sums),
+                    name="k",
+                )
+            )
+
+        done: Sequence[Value]
+        if width < s.nr or (self.in_place is None and self.on_the_way is None):  # a panel that is not full has a copy
+            done = copied(b)
+        elif self.on_the_way is not None:
+            now, left = self.on_the_way
+            done = b.if_(now, lambda inner: on_the_way(inner, left), copied)
+        else:
+            assert self.in_place is not None
+            there, left = self.in_place
+            done = b.if_(
+                there, lambda inner: self._multiply_in_place(inner, env, row, left, start, (low, high), rows), copied
+            )
 
         def more(inner: Builder) -> list[Value]:
             return [
-                inner.add(inner.op("load", self.sums, where, inner.index(number), across), sums) for number, sums in enumerate(done)
+                inner.add(inner.op("load", self.sums, where, inner.index(number), across), sums)
+                for number, sums in enumerate(done)
             ]
 
         return list(b.if_(first, lambda inner: done, more))
@@ -323,20 +526,46 @@ class PanelLowering(PanelCopies):
     def _is_short(self) -> bool:
         """Whether the rest of the kernel can be written out for a whole tile."""
         rest = self._rest()
-        return len(self.a.indices) == 1 and self._writes_vectors(rest) and not has_functions(rest) and sum(op.opcode not in ("const", "size", "yield") for op in rest) <= SHORT
+        places = {id(op) for op in rest if op.results and op.result.type == INDEX}
+        return (
+            self._rows_are_places(rest)
+            and self._writes_vectors(rest)
+            and not has_functions(rest)
+            and sum(op.opcode not in ("const", "yield") and id(op) not in places for op in rest) <= SHORT
+        )
+
+    def _rows_are_places(self, rest: Sequence[Op]) -> bool:
+        """Whether the rest of the kernel uses the number of a row only, not the indices it is made of."""
+        rows, forms = self.a.indices, self.found.forms
+        if len(rows) == 1:
+            return True
+        steps = contiguous_strides(tuple(map(without_clamp, self.a.extents)))  # where there is a row, no extent is 0
+        for op in rest:
+            if op.regions:
+                return False
+            if op.results and op.result in forms:
+                continue  # part of a place
+            used = [[forms[v].factor(row) for row in rows] for v in op.operands if v in forms]
+            moving = [own for own in used if any(step != ZERO for step in own)]
+            if moving and (op.opcode not in ("load", "store") or any(own != list(steps) for own in moving)):
+                return False
+        return True
 
     def _keep(self, b: Builder, sums: Sequence[Value], where: Value) -> None:
-        columns = self.index_tile(b, b.index(0), 1, self.matrix.nr)
+        columns = self.index_tile(b, b.index(0), 1, shape_of(sums[0])[-1])
         for number, row in enumerate(sums):
             b.multi("store", self.sums, where, b.index(number), columns, row)
 
-    def _finish_registers(self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], top: Value, left: Value) -> list[Value]:
+    def _finish_registers(
+        self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], top: Value, left: Value
+    ) -> list[Value]:
         """The rest of the kernel on a whole tile of sums."""
         local = dict(env)
         digit = self._bind(b, local, self.b.indices, self.b.numbered, left)
         local[self.b.indices[-1]] = self.index_tile(b, digit, 1, self.matrix.nr)
+        local.update(dict.fromkeys(self.a.indices, b.index(0)))
         for number, row in enumerate(sums):
-            own = {**local, self.a.indices[0]: b.add(top, b.index(number)), self.found.reduction.results[0]: row}
+            own = {**local, self.a.indices[-1]: b.add(top, b.index(number)), self.found.reduction.results[0]: row}
             self.ops(b, self._rest(), own, [])
         return []
 
@@ -369,7 +598,9 @@ class PanelLowering(PanelCopies):
                 def some(deep: Builder, place: Value, width: int) -> list[Value]:
                     own = {**local, self.b.indices[-1]: self._several(deep, place, width)}
                     where_in = self._several(deep, deep.add(shift, place), width)
-                    own.update((op.result, deep.op("load", self.sums, tile, row, where_in)) for op, tile in sums.items())
+                    own.update(
+                        (op.result, deep.op("load", self.sums, tile, row, where_in)) for op, tile in sums.items()
+                    )
                     self.ops(deep, rest, own, [])
                     return []
 

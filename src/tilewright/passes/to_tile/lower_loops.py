@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from tilewright.analysis.affine import Affine, address, analyse
 from tilewright.analysis.guarded import guarded_loads
 from tilewright.analysis.loop_nest import has_long_loops, inner_walks, is_sweep, nest_of
-from tilewright.analysis.recomputed import find_recomputed
-from tilewright.analysis.row_arrays import row_arrays
 from tilewright.base.dtypes import bool_, i64, u32
 from tilewright.base.sizes import ONE, Size, ceildiv, floordiv, maximum, minimum, product
 from tilewright.base.target import Target
@@ -37,14 +36,13 @@ from tilewright.passes.common.combine import combine, combine_later, identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 from tilewright.passes.common.scan_loops import find_scans, loads_inside
 from tilewright.passes.common.shift_rows import aligned_accesses, row_start, shift_of
-from tilewright.passes.rows.scan_rows import ScanRows
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.to_tile.borders import Borders
-from tilewright.passes.to_tile.column_sums import ColumnSums
 from tilewright.passes.to_tile.even_tiles import border_tests
-from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
-from tilewright.passes.to_tile.lower_while import WhileLowering
-from tilewright.passes.to_tile.ragged_rows import RaggedRows
+
+if TYPE_CHECKING:
+    from tilewright.analysis.recomputed import Recomputed
+    from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
 
 LINE = 64
 """Bytes that a CPU fetches together."""
@@ -91,8 +89,8 @@ class LoopLowering:
         self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard and not watched_axes(g.load)}
         """Loads under conditions that stay inside anyway."""
         rows = not target.simt and schedule.reduce_tile > 1 and schedule.vector_on_reduction
-        self.recomputed = find_recomputed(kernel) if rows and not is_watched(kernel) else None
-        self.fetched = row_arrays(self.region) if rows else {}
+        self.recomputed = self._find_recomputed() if rows and not is_watched(kernel) else None
+        self.fetched = self._row_arrays() if rows else {}
         """Arrays whose next rows are fetched, with an access to each; not a result in which a sum leaves something, for that is there already."""
         if self.recomputed is not None:
             self.fetched.pop(self.recomputed.store.operands[0], None)
@@ -116,6 +114,16 @@ class LoopLowering:
         """Indices of sums that begin later, at a border, and where."""
         self.clipped: set[int] = set()
         """Comparisons that hold since sums end at the border."""
+
+    def _find_recomputed(self) -> Recomputed | None:
+        from tilewright.analysis.recomputed import find_recomputed
+
+        return find_recomputed(self.kernel)
+
+    def _row_arrays(self) -> dict[Value, Op]:
+        from tilewright.analysis.row_arrays import row_arrays
+
+        return row_arrays(self.region)
 
     def _find_borders(self) -> Borders | None:
         axis = self.schedule.vector_index
@@ -388,6 +396,8 @@ class LoopLowering:
         low = starts[axis]
         high = b.op("min", b.add(low, b.index(self.schedule.chunk)), b.index(self.nest.extents[axis]))
         if self.schedule.row_group:
+            from tilewright.passes.to_tile.column_sums import ColumnSums
+
             indices = dict(env) | {arg: starts[p] for p, arg in enumerate(self.region.args) if p != axis}
             ColumnSums(self, self.region.ops, self.region.args[axis], self.schedule.row_group, tile, self.schedule.vector).lower(b, indices, low, high)
             return
@@ -608,6 +618,8 @@ class LoopLowering:
         if op.opcode == "reduce":
             return self._reduce(b, op, operands, env, masks)
         if op.opcode == "while":
+            from tilewright.passes.to_tile.lower_while import WhileLowering
+
             return WhileLowering(self, op, env, masks).run(b, operands)
         if op.opcode == "parallel":
             from tilewright.base.errors import UserError
@@ -793,6 +805,8 @@ class LoopLowering:
     ) -> Sequence[Value]:
         low, high, step, *init = operands
         if self.scan is not None and op is self.scan.loop and self.reduce_position is not None:
+            from tilewright.passes.rows.scan_rows import ScanRows
+
             was_inside, self.inside_reduction = self.inside_reduction, True
             carried = ScanRows(self, self.scan, self.reduce_position, self.schedule.reduce_tile, env, masks).run(b, low, high, init)
             self.inside_reduction = was_inside
@@ -892,6 +906,8 @@ class LoopLowering:
             first, by = local[op.operands[0]], local[op.operands[2]]
             wide = join(shape_of(number), shape_of(first), shape_of(by))
             return inner.add(self.widen(inner, first, wide), inner.mul(self.widen(inner, number, wide), self.widen(inner, by, wide)))
+
+        from tilewright.passes.to_tile.ragged_rows import RaggedRows
 
         was_inside, self.inside_reduction = self.inside_reduction, True
         tile = self.schedule.reduce_tile
@@ -1179,6 +1195,8 @@ class LoopLowering:
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
         if shape_of(extent):
+            from tilewright.passes.to_tile.ragged_rows import RaggedRows
+
             rows = RaggedRows(self, op.regions[0], kind, position, tile, tile // self.schedule.row_lanes, env, masks, lambda inner, number, local: number)
             return rows.run(b, extent, start)
         index_arg = op.regions[0].args[-1]
@@ -1310,10 +1328,13 @@ class LoopLowering:
         return step is not None and step > 0
 
     def _extreme_on_cpu(self, op: Op, env: dict[Value, Value], masks: list[Condition]) -> ExtremeOnCpu:
+        from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
+
         rising = self._rises(op)
         assert self.reduce_position is not None
         body = _ReductionBody(self, env, masks)
-        return ExtremeOnCpu(body, op, self.reduce_position, self.schedule.reduce_tile, self.schedule.block_search, rising)
+        tile, run = self.schedule.reduce_tile, self.schedule.block_search
+        return ExtremeOnCpu(body, op, self.reduce_position, tile, run, rising, self.target.has_ieee_maximum)
 
     def _reduced_shape(
         self, b: Builder, step: Callable[..., Sequence[Value]], sums: Sequence[Value], position: int, tile: int

@@ -26,7 +26,9 @@ def lower_products_cpu(kernel: Kernel, schedule: CpuPanels, target: Target) -> K
     """The tile-stage kernel."""
     products = find_products(kernel)
     if len(products) != schedule.horizontal or schedule.keep != "b":
-        raise CompilerBug.at("TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.horizontal}", kernel.span)
+        raise CompilerBug.at(
+            "TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.horizontal}", kernel.span
+        )
     return _Products(kernel, products, schedule, target).run_contraction()
 
 
@@ -58,12 +60,18 @@ class _Products(PanelLowering):
         for number, side in enumerate(self.sides[1:], 1):
             self.kept.append(self._local(b, f"columns{number}", (s.n // s.nr, s.k + 1, s.nr), side.dtype))
 
-    def _pack_columns(
-        self, b: Builder, env: dict[Value, Value], across: tuple[Value, Value], number: Value, panel: Value, start: Value, count: Value
+    def _pack_all_columns(
+        self,
+        b: Builder,
+        env: dict[Value, Value],
+        across: tuple[Value, Value],
+        panels: Value,
+        start: Value,
+        count: Value,
     ) -> None:
         for product in range(len(self.products)):
             with self._at_hand(product):
-                super()._pack_columns(b, env, across, number, panel, start, count)
+                super()._pack_all_columns(b, env, across, panels, start, count)
 
     def _one_tile(
         self, b: Builder, env: dict[Value, Value], where: Value, panels: tuple[Value, Value], stretch: tuple[Value, Value], last: Value,

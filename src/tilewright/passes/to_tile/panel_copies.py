@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tilewright.analysis.contraction import Contraction
 from tilewright.base.dtypes import DType, i64
-from tilewright.base.sizes import ONE, Size
+from tilewright.base.sizes import ONE, Size, mod, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
@@ -18,11 +18,20 @@ from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedules.matrix import CpuProduct
 from tilewright.passes.to_tile.lower_loops import LoopLowering
 from tilewright.passes.to_tile.panel_sides import Side, needed_ops
+from tilewright.passes.windows.sum_ranges import sum_bounds
 
 LINE = 64
 """Bytes of a cache line."""
 STEPS_AHEAD = 16
 """Rows of the second factor from when a line of it is fetched to its copy."""
+PANELS_TOGETHER, ROWS_AHEAD = 8, 4
+"""Panels of columns that are copied side by side, and rows from when their lines are fetched to their copy."""
+SHORT_ROW, NEAR, EVEN = 2048, 8192, 1024
+"""Bytes of a row of the second factor up to which columns are copied on the way: always, and where they are no multiple of the last."""
+TURNED_TOGETHER = 4
+"""Lanes of a vector up to which as many columns that lie along the sum are copied side by side, each element by a store of its own."""
+COLUMNS_TOGETHER = 12
+"""Columns that lie apart and are copied side by side: their places and addresses have room in registers."""
 
 
 def _extent(b: Builder, extent: Size, axis: int, phases: bool) -> Value:
@@ -42,13 +51,17 @@ class PanelCopies(LoopLowering):
     b: Side
     k_extents: tuple[Size, ...]
     k_indices: tuple[Value, ...]
-    direct: tuple[int, ...]
-    """Which indices of the second factor's load change along the sum, where panels of it are read without a copy."""
+    placed: tuple[int, ...]
+    """Which indices of the second factor's load change along the sum, where the places of its steps are written down."""
+    direct: bool
+    """Whether panels of the second factor that lie side by side are read without a copy."""
     rows: Value
     columns: Value
     """The panels."""
     places: Value
     """Where each step of the sum is read then."""
+    dots: Value
+    """The sums of a tile over one stretch, where they are added up column by column."""
 
     def _apart(self, b: Builder, number: Value, extents: Sequence[Size], phases: bool = False) -> list[Value]:
         """The digits of a number, the last fastest. `phases`: extents that are numbers are divided by as any other."""
@@ -66,21 +79,33 @@ class PanelCopies(LoopLowering):
 
     # -- columns read where they lie ------------------------------------------------------------------------------
 
-    def _direct(self) -> tuple[int, ...]:
-        """A factor that is copied panel by panel, each for a few tiles only, needs no copy where its columns lie side by side as they are."""
+    def _placed(self) -> tuple[int, ...]:
+        """A factor that is copied panel by panel, each for a few tiles only, is read by places: where a step of the sum is, plus where a column is."""
         side, load = self.b, self.b.factor.load
-        if self.matrix.keep != "a" or load is None or side.factor.guard is not None or not side.along_side:
+        if self.matrix.keep != "a" or load is None or side.factor.guard is not None:
             return ()
+        if dtype_of(load.operands[0].type) is not self.dtype or side.factor.value is not load.result:
+            return ()
+        if side.along_k and len(self.k_indices) == 1:
+            return ()  # columns are copied vector by vector
         forms = self.found.access(side.factor)
-        own = [form.factor(side.copied[-1]) for form in forms]
         indices = {*self.found.indices, *self.k_indices}
-        if dtype_of(load.operands[0].type) is not self.dtype or sorted(map(str, own)) != [*["0"] * (len(own) - 1), "1"]:
-            return ()
         if not all(value in indices for form in forms for value in form.values):
             return ()
         return tuple(p for p, form in enumerate(forms) if any(k in form.values for k in self.k_indices))
 
-    def _load_indices(self, b: Builder, env: dict[Value, Value], k: dict[Value, Value], columns: dict[Value, Value]) -> list[Value]:
+    def _direct(self) -> bool:
+        """It needs no copy where its columns lie side by side as they are."""
+        own = [form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor)] if self.placed else []
+        return self.b.along_side and sorted(map(str, own)) == [*["0"] * (len(own) - 1), "1"]
+
+    def _notes_places(self) -> bool:
+        """Whether places of steps are used: by reads without a copy, and by copies where an element's place is one sum. More of them are a product each."""
+        return self.direct or len(self.placed) == 1
+
+    def _load_indices(
+        self, b: Builder, env: dict[Value, Value], k: dict[Value, Value], columns: dict[Value, Value]
+    ) -> list[Value]:
         load = self.b.factor.load
         assert load is not None
         zero = b.index(0)
@@ -93,7 +118,7 @@ class PanelCopies(LoopLowering):
 
         def each(at: Builder, k: Value, found: dict[Value, Value]) -> None:
             indices = self._load_indices(at, env, found, {})
-            for number, position in enumerate(self.direct):
+            for number, position in enumerate(self.placed):
                 at.multi("store", self.places, at.index(number), k, indices[position])
 
         self._k_loop(b, start, count, each)
@@ -116,8 +141,8 @@ class PanelCopies(LoopLowering):
         def read(at: Builder, k: Value) -> Value:
             indices: list[Value] = []
             for position, (index, first) in enumerate(zip(here, origin, strict=True)):
-                if position in self.direct:
-                    place = at.op("load", self.places, at.index(self.direct.index(position)), k)
+                if position in self.placed:
+                    place = at.op("load", self.places, at.index(self.placed.index(position)), k)
                     index = at.add(at.sub(index, first), place)
                 indices.append(index)
             indices[along] = self.index_tile(at, indices[along], 1, self.matrix.nr)
@@ -125,27 +150,158 @@ class PanelCopies(LoopLowering):
 
         return read
 
-    def _prefetch_rows(
-        self, b: Builder, env: dict[Value, Value], rows: tuple[Value, Value], start: Value, number: Value
+    def _gather_columns(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value
     ) -> None:
-        """A share of the rows of the next panel, so that copying them does not wait."""
+        """Copy columns first..end to place `panel`, a few at a time and element by element: they may lie apart, as those of a window with a stride do, and in
+        several short rows. Behind the end the last column is copied again."""
+        s, load = self.matrix, self.b.factor.load
+        assert load is not None
+        zero, one, last = b.index(0), b.index(1), b.sub(end, b.index(1))
+        together = max(n for n in range(1, COLUMNS_TOGETHER + 1) if s.nr % n == 0)
+
+        def group(at: Builder, number: Value) -> list[Value]:
+            left = at.mul(number, at.index(together))
+            columns = [at.add(left, at.index(p)) for p in range(together)]
+            origin = self._load_indices(at, env, {}, {})
+            shifts: list[list[Value]] = []
+            for column in columns:
+                at_most = at.op("min", at.add(first, column), last)
+                digits = dict(zip(self.b.copied, self._apart(at, at_most, self.b.copied_extents), strict=True))
+                here = self._load_indices(at, env, {}, digits)
+                shifts.append([at.sub(v, origin[p]) if p in self.placed else v for p, v in enumerate(here)])
+
+            def by_k(inner: Builder, k: Value) -> list[Value]:
+                steps = {p: inner.op("load", self.places, inner.index(n), k) for n, p in enumerate(self.placed)}
+                for column, shift in zip(columns, shifts, strict=True):
+                    indices = [inner.add(v, steps[p]) if p in steps else v for p, v in enumerate(shift)]
+                    inner.multi("store", self.columns, panel, k, column, inner.op("load", load.operands[0], *indices))
+                return []
+
+            at.for_(zero, count, one, [], by_k, name="k")
+            return []
+
+        b.for_(zero, b.index(s.nr // together), one, [], group, name="group")
+
+    # -- few rows: columns are used too seldom to be copied -----------------------------------------------------
+
+    def _reads_in_place(self) -> bool:
+        """Whether columns of the second factor lie along the sum as rows of the first are copied, so that both can be multiplied vector by vector."""
+        side, load = self.b, self.b.factor.load
+        if (
+            self.matrix.to_tile != "lower_contraction_cpu"
+            or self.matrix.keep != "b"
+            or load is None
+            or side.factor.value is not load.result
+        ):
+            return False
+        if (
+            side.factor.guard is not None
+            or dtype_of(load.operands[0].type) is not self.dtype
+            or not self.dtype.is_float
+        ):
+            return False
+        alone = len(side.indices) == len(self.k_indices) == 1 and not any(
+            op.opcode == "load" for op in side.ops if op is not load
+        )
+        return alone and side.along_k and not self.a.along_side
+
+    def _multiply_in_place(
+        self,
+        b: Builder,
+        env: dict[Value, Value],
+        panel: Value,
+        left: Value,
+        start: Value,
+        terms: tuple[Value, Value],
+        rows: int,
+    ) -> list[Value]:
+        """The sums of `rows` rows of a tile from column `left` on, over some terms of a stretch: vectors of terms, of a few columns at a time, whose lanes are
+        added up at the end."""
+        s, side, load = self.matrix, self.b, self.b.factor.load
+        assert load is not None
+        zero, one, few = b.index(0), b.index(1), s.vectors
+        nothing, none = b.op("broadcast", b.const(0, self.dtype), shape=(1, self.lanes)), b.const(0, self.dtype)
+        low, high = terms
+        whole = b.add(
+            low, b.mul(b.op("floordiv", b.op("max", zero, b.sub(high, low)), b.index(self.lanes)), b.index(self.lanes))
+        )
+
+        def group(at: Builder, number: Value) -> list[Value]:
+            first = at.mul(number, at.index(few))
+            places = [at.add(first, at.index(p)) for p in range(few)]
+
+            def step(width: int) -> Callable[..., list[Value]]:
+                def body(inner: Builder, k: Value, *sums: Value) -> list[Value]:
+                    along = {self.k_indices[0]: self._several(inner, inner.add(start, k), width)}
+                    others = [
+                        inner.op(
+                            "load",
+                            load.operands[0],
+                            *self._load_indices(inner, env, along, {side.indices[0]: inner.add(left, place)}),
+                        )
+                        for place in places
+                    ]
+                    following: list[Value] = []
+                    for row in range(rows):
+                        own = inner.op("load", self.rows, panel, inner.index(row), self._several(inner, k, width))
+                        following += [inner.fma(own, other, sums[row * few + p]) for p, other in enumerate(others)]
+                    return following
+
+                return body
+
+            vectors = at.for_(low, whole, at.index(self.lanes), [nothing] * (rows * few), step(self.lanes), name="k")
+            rest = at.for_(whole, high, one, [none] * (rows * few), step(1), name="k")
+            for row in range(rows):
+                for p, place in enumerate(places):
+                    lanes = at.op("item", at.op("reduce_tile", vectors[row * few + p], kind="add", axis=1))
+                    at.multi("store", self.dots, at.index(row), place, at.add(lanes, rest[row * few + p]))
+            return []
+
+        b.for_(zero, b.index(s.nr // few), one, [], group, name="group")
+        across = self.index_tile(b, zero, 1, s.nr)
+        return [b.op("load", self.dots, b.index(row), across) for row in range(rows)]
+
+    def _prefetch_rows(
+        self,
+        b: Builder,
+        env: dict[Value, Value],
+        top: Value,
+        down: tuple[Value, Value],
+        stretch: tuple[Value, Value],
+        panel: tuple[Value, Value],
+    ) -> None:
+        """A share of the rows that are copied next, so that copying them does not wait: as many tiles as there are panels of columns fetch all of them. After
+        the panel at `top` these are those of the next one, after the last panel those of the first in the next stretch of the sum."""
         s, load = self.matrix, self.a.factor.load
         if load is None or not self.a.along_k or len(self.k_indices) > 1:
             return
-        share = max(1, s.k * s.nr // s.n)
-        line = LINE // dtype_of(load.operands[0].type).itemsize
-        first = b.add(start, b.mul(number, b.index(share)))
+        if any(op.opcode == "load" for op in self.a.ops if op is not load):
+            return  # steps behind the last have no places
+        (start, count), (number, panels) = stretch, panel
+        zero, one, line = b.index(0), b.index(1), b.index(LINE // dtype_of(load.operands[0].type).itemsize)
+        lines = b.op("floordiv", b.sub(b.add(count, line), one), line)
+        top = b.add(top, b.index(s.mr))
+        done = b.op("ge", top, down[1])
+        top, start = b.select(done, down[0], top), b.select(done, b.add(start, count), start)
+        all_lines = b.mul(lines, b.op("min", b.index(s.mr), b.sub(down[1], top)))
+        share = b.op("floordiv", b.sub(b.add(all_lines, panels), one), panels)
+        first = b.mul(number, share)
+        end = b.op("min", b.add(first, share), all_lines)
 
-        def by_row(at: Builder, row: Value) -> list[Value]:
-            for place in range(0, share, line):
-                local = dict(env)
-                self._bind(at, local, self.a.indices, self.a.extents, row)
-                local[self.k_indices[0]] = at.add(first, at.index(place))
-                self.ops(at, [op for op in self.a.ops if op is not load], local, [])
-                at.multi("prefetch", *(local[v] for v in load.operands))
-            return []
+        def each(at: Builder, _: Value, row: Value, place: Value) -> list[Value]:
+            local = dict(env)
+            self._bind(at, local, self.a.indices, self.a.extents, row)
+            local[self.k_indices[0]] = at.add(start, place)
+            self.ops(at, [op for op in self.a.ops if op is not load], local, [])
+            at.multi("prefetch", *(local[v] for v in load.operands))
+            following = at.add(place, line)
+            over = at.op("ge", following, count)
+            return [at.select(over, at.add(row, one), row), at.select(over, zero, following)]
 
-        b.for_(rows[0], b.op("min", b.add(rows[0], b.index(s.mr)), rows[1]), b.index(1), [], by_row, name="row")
+        row = b.op("floordiv", first, b.op("max", lines, one))
+        begun = [b.add(top, row), b.mul(b.sub(first, b.mul(row, lines)), line)]
+        b.for_(first, end, one, begun, each, name="line")
 
     # -- copying factors ----------------------------------------------------------------------------------------
 
@@ -179,7 +335,9 @@ class PanelCopies(LoopLowering):
                 self.ops(b, [op], local, [])
         return local
 
-    def _bind(self, b: Builder, env: dict[Value, Value], indices: Sequence[Value], extents: Sequence[Size], number: Value) -> Value:
+    def _bind(
+        self, b: Builder, env: dict[Value, Value], indices: Sequence[Value], extents: Sequence[Size], number: Value
+    ) -> Value:
         """Bind the loop indices that make up `number`; returns the innermost."""
         digits = self._apart(b, number, extents)
         env.update(zip(indices, digits, strict=True))
@@ -193,27 +351,63 @@ class PanelCopies(LoopLowering):
         return b.logical_and(inside, b.op("le", b.add(inner, b.index(width)), b.index(side.limit)))
 
     def _pack_columns(
-        self, b: Builder, env: dict[Value, Value], across: tuple[Value, Value], number: Value, panel: Value, start: Value, count: Value
+        self,
+        b: Builder,
+        env: dict[Value, Value],
+        across: tuple[Value, Value],
+        number: Value,
+        panel: Value,
+        start: Value,
+        count: Value,
     ) -> None:
         """Copy columns of panel `number` to place `panel`."""
         s, side = self.matrix, self.b
-        zero, one = b.index(0), b.index(1)
         first = b.add(across[0], b.mul(number, b.index(s.nr)))
         end = b.op("min", b.add(first, b.index(s.nr)), across[1])
         if side.along_k and len(self.k_indices) == 1:
             self._transpose_columns(b, env, first, end, panel, start, count)
             return
+        if self.direct:
+            b.if_(
+                self._in_one_run(b, first, across[1]),
+                lambda inner: self._copy_run(inner, env, first, panel, count),
+                lambda inner: self._copy_pieces(inner, env, first, end, panel, start, count),
+            )
+        else:
+            self._copy_pieces(b, env, first, end, panel, start, count)
+
+    def _copy_run(self, b: Builder, env: dict[Value, Value], first: Value, panel: Value, count: Value) -> list[Value]:
+        """Copy columns that lie side by side from `first` on."""
+        read, across = self._reader(b, env, first), self.index_tile(b, b.index(0), 1, self.matrix.nr)
+
+        def by_k(inner: Builder, k: Value) -> list[Value]:
+            return list(inner.multi("store", self.columns, panel, k, across, read(inner, k)))
+
+        b.for_(b.index(0), count, b.index(1), [], by_k, name="k")
+        return []
+
+    def _copy_pieces(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
+    ) -> list[Value]:
+        """Copy columns first..end, row by row of the array where they cross the end of one."""
+        s, side = self.matrix, self.b
+        zero, one = b.index(0), b.index(1)
+        if len(self.placed) == 1:
+            self._gather_columns(b, env, first, end, panel, count)
+            return []
 
         def blank(inner: Builder, k: Value) -> list[Value]:
             nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, s.nr))
             return list(inner.multi("store", self.columns, panel, k, self.index_tile(inner, zero, 1, s.nr), nothing))
 
-        far = side.factor.load is not None and side.factor.guard is None and len(self.k_indices) == 1 and side.along_side
+        far = (
+            side.factor.load is not None and side.factor.guard is None and len(self.k_indices) == 1 and side.along_side
+        )
         partly = b.op("lt", b.sub(end, first), b.index(s.nr))
         b.if_(partly, lambda inner: inner.for_(zero, count, one, [], blank, name="k"), lambda inner: [])
 
         def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
-            local = {**env, **dict(zip(side.copied, digits, strict=False)), **dict.fromkeys(side.idle, zero)}
+            local = {**env, **dict(zip(side.copied, digits, strict=False))}
             shift = at.sub(base, first)
 
             def some(inner: Builder, place: Value, width: int) -> list[Value]:
@@ -221,10 +415,12 @@ class PanelCopies(LoopLowering):
 
                 def each(deep: Builder, k: Value, found: dict[Value, Value]) -> None:
                     if far and width == s.nr:
-                        self._fetch_columns(deep, {**local, side.copied[-1]: place, **found})
+                        self._fetch(deep, side, {**local, side.copied[-1]: place, **found}, s.nr, STEPS_AHEAD)
                     value = self._value(deep, side, {**still, **found})
                     value = self.widen(deep, value, (1, width)) if width > 1 else value
-                    deep.multi("store", self.columns, panel, k, self._several(deep, deep.add(shift, place), width), value)
+                    deep.multi(
+                        "store", self.columns, panel, k, self._several(deep, deep.add(shift, place), width), value
+                    )
 
                 self._k_loop(inner, start, count, each)
                 return []
@@ -232,14 +428,114 @@ class PanelCopies(LoopLowering):
             self._strips_of(at, low, high, (s.nr, self.lanes), some, True)
 
         self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
+        return []
 
-    def _fetch_columns(self, b: Builder, env: dict[Value, Value]) -> None:
-        """Fetch what a panel of columns is copied from some steps later: each step reads another row, which no hardware foresees."""
-        side, load, (k,) = self.b, self.b.factor.load, self.k_indices
+    def _pack_all_columns(
+        self,
+        b: Builder,
+        env: dict[Value, Value],
+        across: tuple[Value, Value],
+        panels: Value,
+        start: Value,
+        count: Value,
+    ) -> None:
+        """Copy all panels of a block to their places. Rows that lie in memory as they are walked are read several panels at a time: a step reads whole lines
+        side by side, which hardware foresees."""
+        s, side = self.matrix, self.b
+        zero, one, wide = b.index(0), b.index(1), b.index(PANELS_TOGETHER)
+
+        def single(at: Builder, number: Value) -> list[Value]:
+            self._pack_columns(at, env, across, number, number, start, count)
+            return []
+
+        plain = self.matrix.to_tile != "lower_contraction_amx"
+        if not (
+            plain
+            and side.along_side
+            and len(side.copied) == len(self.k_indices) == 1
+            and side.factor.load is not None
+            and side.factor.guard is None
+        ):
+            b.for_(zero, panels, one, [], single, name="panel")
+            return
+        whole = b.op("floordiv", b.op("floordiv", b.sub(across[1], across[0]), b.index(s.nr)), wide)
+        whole = b.mul(whole, wide)
+
+        def group(at: Builder, number: Value) -> list[Value]:
+            first = at.add(across[0], at.mul(number, at.index(s.nr)))
+            firsts = [at.add(first, at.index(p * s.nr)) for p in range(PANELS_TOGETHER)]
+            places = [at.add(number, at.index(p)) for p in range(PANELS_TOGETHER)]
+            still = [
+                self._still(at, side, {**env, side.copied[-1]: self.index_tile(at, left, 1, s.nr)}) for left in firsts
+            ]
+            inside = self.index_tile(at, zero, 1, s.nr)
+
+            def each(inner: Builder, k: Value, found: dict[Value, Value]) -> None:
+                self._fetch(inner, side, {**env, side.copied[-1]: first, **found}, PANELS_TOGETHER * s.nr, ROWS_AHEAD)
+                for own, place in zip(still, places, strict=True):
+                    value = self.widen(inner, self._value(inner, side, {**own, **found}), (1, s.nr))
+                    inner.multi("store", self.columns, place, k, inside, value)
+
+            self._k_loop(at, start, count, each)
+            return []
+
+        b.for_(zero, whole, wide, [], group, name="panel")
+        b.for_(whole, panels, one, [], single, name="panel")
+
+    def _copies_on_the_way(self) -> bool:
+        """Whether the first panel of rows reads columns where they lie and leaves their copies for the others: copying then costs next to nothing, where a
+        CPU has registers for all the addresses."""
+        side = self.b
+        return (
+            self.target.name.startswith("aarch64")
+            and self.matrix.to_tile == "lower_contraction_cpu"
+            and self.matrix.keep == "b"
+            and side.along_side
+            and len(side.copied) == len(side.indices) == len(self.k_indices) == 1
+            and side.factor.load is not None
+            and side.factor.guard is None
+            and not sum_bounds(self.found)
+        )
+
+    def _is_near(self, b: Builder) -> Value:
+        """Whether rows of the second factor are short: of longer ones a few lines each come too slowly for the innermost loop, and whole powers of two apart they
+        drive each other out of the nearest cache."""
+        load = self.b.factor.load
         assert load is not None
-        line, last = LINE // dtype_of(load.operands[0].type).itemsize, self.matrix.nr - 1
+        size = self.b.copied_extents[-1] * dtype_of(load.operands[0].type).itemsize
+        even = b.op("eq", b.index(mod(size, Size.of(EVEN))), b.index(0))
+        return b.op("le", b.index(size), b.select(even, b.index(SHORT_ROW), b.index(NEAR)))
+
+    def _copying_reader(
+        self, b: Builder, env: dict[Value, Value], panel: Value, left: Value, start: Value
+    ) -> Callable[[Builder, Value], Value]:
+        """`read(builder, k)` gives a row of the columns from `left` on, and copies it to place `panel`."""
+        s, side, (index,) = self.matrix, self.b, self.k_indices
+        still = self._still(b, side, {**env, side.copied[-1]: self.index_tile(b, left, 1, s.nr)})
+        inside = self.index_tile(b, b.index(0), 1, s.nr)
+
+        def read(at: Builder, k: Value) -> Value:
+            place = at.add(start, k)
+            self._fetch(at, side, {**env, side.copied[-1]: left, index: place}, s.nr, STEPS_AHEAD)
+            value = self.widen(at, self._value(at, side, {**still, index: place}), (1, s.nr))
+            at.multi("store", self.columns, panel, k, inside, value)
+            return value
+
+        return read
+
+    def _fetch(self, b: Builder, side: Side, env: dict[Value, Value], width: int, steps: int) -> None:
+        """Fetch `width` elements that lie side by side and are copied some steps later: each step reads another row, which no hardware foresees."""
+        load, (k,) = side.factor.load, self.k_indices
+        assert load is not None
+        if any(op.opcode == "load" for op in side.ops if op is not load):
+            return  # steps behind the last have no places
+        line, last = LINE // dtype_of(load.operands[0].type).itemsize, width - 1
         for column in sorted({*range(0, last, line), last}):
-            local = {**env, k: b.add(env[k], b.index(STEPS_AHEAD)), side.copied[-1]: b.add(env[side.copied[-1]], b.index(column))}
+            local = {
+                **env,
+                k: b.add(env[k], b.index(steps)),
+                side.copied[-1]: b.add(env[side.copied[-1]], b.index(column)),
+            }
             self.ops(b, [op for op in side.ops if op is not load], local, [])
             b.multi("prefetch", *(local[v] for v in load.operands))
 
@@ -291,7 +587,10 @@ class PanelCopies(LoopLowering):
 
         def piece(inner: Builder, outer: Value) -> list[Value]:
             base = inner.mul(outer, row)
-            first, end = inner.op("max", inner.sub(low, base), inner.index(0)), inner.op("min", inner.sub(high, base), inner.index(limit))
+            first, end = (
+                inner.op("max", inner.sub(low, base), inner.index(0)),
+                inner.op("min", inner.sub(high, base), inner.index(limit)),
+            )
             body(inner, self._apart(inner, outer, extents[:-1]), first, end, base)
             return []
 
@@ -312,7 +611,14 @@ class PanelCopies(LoopLowering):
                 at.for_(begin, middle, at.index(width), [], lambda inner, k, w=width: some(inner, k, w), name="c")
                 begin = middle
             if again:
-                at.for_(begin, high, lanes, [], lambda inner, k: some(inner, inner.op("min", k, inner.sub(high, lanes)), widths[-1]), name="c")
+                at.for_(
+                    begin,
+                    high,
+                    lanes,
+                    [],
+                    lambda inner, k: some(inner, inner.op("min", k, inner.sub(high, lanes)), widths[-1]),
+                    name="c",
+                )
                 return []
             middle = at.add(begin, at.mul(at.op("floordiv", at.sub(high, begin), lanes), lanes))
             at.for_(begin, middle, lanes, [], lambda inner, k: some(inner, k, widths[-1]), name="c")
@@ -354,15 +660,37 @@ class PanelCopies(LoopLowering):
             at.multi("store", self.columns, panel, self._several(at, k, width), c, value)
             return []
 
-        def steps(low: Value, high: Value, width: int) -> None:
+        def steps(low: Value, high: Value, width: int, left: Value) -> None:
             b.for_(
                 low, high, b.index(width), [],
-                lambda at, k: at.for_(zero, at.index(s.nr), one, [], lambda inner, c: put(inner, k, c, width), name="c"),
+                lambda at, k: at.for_(left, at.index(s.nr), one, [], lambda inner, c: put(inner, k, c, width), name="c"),
                 name="k",
             )  # fmt: skip
 
-        steps(zero, whole, self.lanes)
-        steps(whole, count, 1)
+        def group(at: Builder, left: Value) -> list[Value]:
+            """As many columns as a vector has lanes, all of which are there."""
+            places = [at.add(left, at.index(p)) for p in range(self.lanes)]
+
+            def by_k(inner: Builder, k: Value) -> list[Value]:
+                values: list[Value] = []
+                for place in places:
+                    local = dict(env)
+                    self._bind(inner, local, side.indices, side.extents, inner.add(first, place))
+                    local[self.k_indices[0]] = self._several(inner, inner.add(start, k), self.lanes)
+                    values.append(self.widen(inner, self._value(inner, side, local), (1, self.lanes)))
+                for place, value in zip(places, values, strict=True):
+                    inner.multi("store", self.columns, panel, self._several(inner, k, self.lanes), place, value)
+                return []
+
+            at.for_(zero, whole, at.index(self.lanes), [], by_k, name="k")
+            return []
+
+        grouped = zero
+        if self.lanes <= TURNED_TOGETHER:
+            grouped = b.mul(b.op("floordiv", b.sub(end, first), b.index(self.lanes)), b.index(self.lanes))
+            b.for_(zero, grouped, b.index(self.lanes), [], group, name="c")
+        steps(zero, whole, self.lanes, grouped)
+        steps(whole, count, 1, zero)
 
     def _pack_rows(
         self, b: Builder, env: dict[Value, Value], panel: Value, top: Value, bottom: Value, start: Value, count: Value
@@ -372,17 +700,23 @@ class PanelCopies(LoopLowering):
         zero, one = b.index(0), b.index(1)
         if side.along_side:
             width = -(-s.mr // self.lanes) * self.lanes
+            far = side.factor.load is not None and side.factor.guard is None and len(self.k_indices) == 1
 
             def together(at: Builder) -> list[Value]:
                 """As vectors, where rows lie side by side."""
                 local = dict(env)
                 digit = self._bind(at, local, side.indices, side.extents, top)
+                bound = {index: local[index] for index in side.indices}
                 local[side.indices[-1]] = self.index_tile(at, digit, 1, width)
                 still, places = self._still(at, side, local), self.index_tile(at, zero, 1, width)
 
                 def by_k(inner: Builder, k: Value) -> list[Value]:
                     own = dict(still)
                     self._bind(inner, own, self.k_indices, self.k_extents, inner.add(start, k))
+                    if far:
+                        self._fetch(
+                            inner, side, {**env, **bound, self.k_indices[0]: own[self.k_indices[0]]}, width, STEPS_AHEAD
+                        )
                     value = self.widen(inner, self._value(inner, side, own), (1, width))
                     return list(inner.multi("store", self.rows, panel, k, places, value))
 
@@ -399,7 +733,9 @@ class PanelCopies(LoopLowering):
                         self._bind(deep, local, side.indices, side.extents, number)
                         return [self._value(deep, side, local)]
 
-                    (value,) = inner.if_(inner.op("lt", number, bottom), there, lambda deep: [deep.const(0, side.dtype)])
+                    (value,) = inner.if_(
+                        inner.op("lt", number, bottom), there, lambda deep: [deep.const(0, side.dtype)]
+                    )
                     return list(inner.multi("store", self.rows, panel, k, c, value))
 
                 def by_k(inner: Builder, k: Value) -> list[Value]:
@@ -423,7 +759,13 @@ class PanelCopies(LoopLowering):
                 return []
 
             def outside(inner: Builder) -> list[Value]:
-                inner.for_(zero, count, one, [], lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, side.dtype)))
+                inner.for_(
+                    zero,
+                    count,
+                    one,
+                    [],
+                    lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, side.dtype)),
+                )
                 return []
 
             at.if_(at.op("lt", number, bottom), there, outside)
@@ -431,7 +773,9 @@ class PanelCopies(LoopLowering):
 
         b.for_(zero, b.index(s.mr), one, [], by_row, name="row")
 
-    def _along_k(self, b: Builder, env: dict[Value, Value], panel: Value, row: Value, start: Value, count: Value) -> None:
+    def _along_k(
+        self, b: Builder, env: dict[Value, Value], panel: Value, row: Value, start: Value, count: Value
+    ) -> None:
         """Copy one row of the first factor, vectors where they follow one another along k."""
         side = self.a
 
@@ -454,15 +798,23 @@ class PanelCopies(LoopLowering):
                 own = {**local, self.k_indices[-1]: self._several(inner, place, width)}
                 value = self._value(inner, side, own)
                 value = self.widen(inner, value, (1, width)) if width > 1 else value
-                return list(inner.multi("store", self.rows, panel, row, self._several(inner, inner.add(shift, place), width), value))
+                return list(
+                    inner.multi(
+                        "store", self.rows, panel, row, self._several(inner, inner.add(shift, place), width), value
+                    )
+                )
 
             self._strips_of(at, low, high, (4 * self.lanes, self.lanes), some, True)
 
+        env = {**env, **dict.fromkeys(self.k_indices, b.index(0))}
+        length = product(self.k_extents[-side.run :])
+        extents = (*self.k_extents[: -side.run], length)
+
         def by_vectors(at: Builder) -> list[Value]:
-            self._segments(at, self.k_extents, self.k_extents[-1], start, at.add(start, count), segment)
+            self._segments(at, extents, length, start, at.add(start, count), segment)
             return []
 
-        if len(self.k_extents) == 1:
+        if len(extents) == 1:
             by_vectors(b)
         else:
-            b.if_(b.op("ge", b.index(self.k_extents[-1]), b.index(self.lanes)), by_vectors, one_by_one)
+            b.if_(b.op("ge", b.index(length), b.index(self.lanes)), by_vectors, one_by_one)

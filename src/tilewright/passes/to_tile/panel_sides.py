@@ -6,12 +6,20 @@ In: a contraction. Out: `Side`s, one for each factor, for `panel_copies.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, Factor
 from tilewright.analysis.ranges import surely_not_negative
-from tilewright.base.sizes import ONE, ZERO, maximum
-from tilewright.ir.nodes import Op, Value, walk
+from tilewright.base.sizes import ONE, ZERO, Size, contiguous_strides, floordiv, maximum, minimum, product
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Kernel, Op, Value, walk, watched_axes
+from tilewright.ir.rewrite import rewrite, use_counts
+from tilewright.ir.types import Tensor
+
+RUN, PIECE, WRITTEN = 12, 4, 12
+"""Columns of a vector that crosses the end of a row; how many products copying one of them in pieces costs for a step of the sum; and how many products writing a
+result of them costs."""
 
 
 def needed_ops(found: Contraction, values: Sequence[Value]) -> tuple[Op, ...] | None:
@@ -31,6 +39,61 @@ def needed_ops(found: Contraction, values: Sequence[Value]) -> tuple[Op, ...] | 
     return tuple(op for op in everything if id(op) in needed)
 
 
+def join_terms(kernel: Kernel, found: Contraction) -> Kernel:
+    """The kernel with one axis for all those of the first factor that its sum walks along, one behind the other (`w[o, c, y, x]` is `w[o, cyx]`): they are copied
+    as one run."""
+    load, memory = found.a.load, found.a.tensor
+    if load is None or memory is None or len(found.k) == 1:
+        return kernel
+    forms = found.access(found.a)
+    first = next((axis for axis, form in enumerate(forms) if any(k in form.values for k in found.k)), memory.rank)
+    return _with_one_axis(kernel, load, first, memory.rank - 1)
+
+
+def join_rows(kernel: Kernel, found: Contraction) -> Kernel:
+    """The kernel with one axis for the several that make up rows, in what it reads and writes behind its sum (`out[b, y, x, o]` is `out[byx, o]`): the number of a
+    row is its place there."""
+    if len(found.m) == 1:
+        return kernel
+    rows = [found.indices[p] for p in found.m]
+    for op in found.parallel.regions[0].ops:
+        if op.opcode not in ("load", "store"):
+            continue
+        memory = op.operands[0].type
+        assert isinstance(memory, Tensor)
+        bare = [found.forms[v].bare if v in found.forms else None for v in op.operands[1 : 1 + memory.rank]]
+        first = next((axis for axis, index in enumerate(bare) if index is rows[0]), memory.rank)
+        last = first + len(rows) - 1
+        if last < memory.rank and all(one is row for one, row in zip(bare[first : last + 1], rows, strict=True)):
+            kernel = _with_one_axis(kernel, op, first, last)
+    return kernel
+
+
+def _with_one_axis(kernel: Kernel, access: Op, first: int, last: int) -> Kernel:
+    """The kernel with axes first..last of the array that `access` alone touches as one; the kernel itself where rows do not follow one another."""
+    old = access.operands[0]
+    memory = old.type
+    assert isinstance(memory, Tensor)
+    if first >= last or not memory.is_contiguous or watched_axes(access) or old not in kernel.params:
+        return kernel
+    if use_counts(kernel.body)[old] != 1:
+        return kernel
+    shape = (*memory.shape[:first], product(memory.shape[first : last + 1]), *memory.shape[last + 1 :])
+    joined = Value(replace(memory, shape=shape, strides=contiguous_strides(shape)), old.name)
+
+    def rebuilt(b: Builder, op: Op) -> list[Value] | None:
+        if not op.operands or op.operands[0] is not old:
+            return None
+        place = op.operands[1 + first]
+        for axis in range(first + 1, last + 1):
+            place = b.add(b.mul(place, b.index(memory.shape[axis])), op.operands[1 + axis])
+        operands = (joined, *op.operands[1 : 1 + first], place, *op.operands[2 + last :])
+        b.append(replace(op, operands=operands))
+        return list(op.results)
+
+    return replace(rewrite(kernel, rebuilt), params=tuple(joined if p is old else p for p in kernel.params))
+
+
 class Side:
     """One factor and the result indices it varies along: `m` for the first, `n` for the second."""
 
@@ -48,16 +111,16 @@ class Side:
         self.numbered = self.extents
         """What numbers along this side are made of; of the innermost only those below `limit` are results."""
         self.copied, self.copied_extents = self.indices, self.extents
-        """The indices a copy is made along."""
-        self.idle: tuple[Value, ...] = ()
-        """Indices that are zero while copying."""
+        """The indices a copy is made along, and how far it goes along each before the next one outside moves on."""
         self._run_rows_together(found)
         self.along_side = self.walks(found, self.indices[-1])
         self.along_k = not self.along_side and self.walks(found, found.k[k[-1]])
+        self.run = self._run(found, k) if self.along_k else 1
+        """How many of the innermost indices of the sum walk along one run of elements, one behind the other."""
 
     def _run_rows_together(self, found: Contraction) -> None:
-        """Where rows of an array follow one another, with a gap at the end of each (`x[w * i + j]`), number the gaps as well: copies are
-        then made without regard to where rows end."""
+        """Where rows of an array follow one another, with a gap at the end of each (`x[w * i + j]`), number the gaps as well where that
+        is cheap: copies are then made without regard to where rows end."""
         if self.factor.load is None or self.factor.guard is not None or len(self.indices) < 2:
             return
         outer, inner = self.indices[-2:]
@@ -68,10 +131,35 @@ class Side:
         if width == length or not surely_not_negative(width - length + 1):
             return
         # Without the sum's steps there is no gap, and nothing is copied.
-        width = maximum(width, length)
-        self.numbered = (*self.extents[:-1], width)
-        self.copied, self.copied_extents = (*self.indices[:-2], inner), (*self.extents[:-2], self.extents[-2] * width)
-        self.idle = (outer,)
+        width, rows = maximum(width, length), self.extents[-2]
+        spread = self._is_spread(found, width)
+        self.numbered = (*self.extents[:-1], length + (width - length) * spread)
+        # With gaps all rows of an image are one run, and else each is one.
+        self.copied_extents = (
+            *self.extents[:-2],
+            rows - (rows - ONE) * spread,
+            length + (rows * width - length) * spread,
+        )
+
+    def _is_spread(self, found: Contraction, width: Size) -> Size:
+        """1 where gaps are numbered, else 0. A gap is computed as results are; without gaps, vectors that cross the end of a row are copied and written in
+        pieces."""
+        across, gap = minimum(self.extents[-1], Size.of(RUN)), width - self.extents[-1]
+        others = found.size(found.n if self.factor is found.a else found.m)
+        wasted = others * gap * found.k_size
+        pieces = across * (found.k_size * PIECE + others * WRITTEN)
+        return minimum(ONE, floordiv(pieces, maximum(ONE, wasted)))
+
+    def _run(self, found: Contraction, k: Sequence[int]) -> int:
+        load = self.factor.load
+        if load is None or self.factor.guard is not None or self.factor.value is not load.result:
+            return 1
+        using = [form for form in found.access(self.factor) if any(index in form.values for index in found.k)]
+        if len(using) != 1:
+            return 1
+        steps = contiguous_strides(tuple(found.reduce_extents[p] for p in k))
+        follow = [using[0].factor(found.k[p]) == step for p, step in zip(k, steps, strict=True)]
+        return next((n for n, one in enumerate(reversed(follow)) if not one), len(follow))
 
     def walks(self, found: Contraction, index: Value) -> bool:
         """Whether memory is read one element after the other along this index."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.analysis.affine import gap
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction, restates_bounds
 from tilewright.base.dtypes import f32, u32
 from tilewright.base.errors import CompilerBug
@@ -48,8 +49,8 @@ def split_images(program: Program, plans: Plans) -> tuple[Program, Plans]:
     calls: list[KernelCall] = []
     schedules: list[Plan] = []
     scratch = list(program.scratch)
-    known: dict[tuple[str, tuple[int, ...]], Value] = {}
-    """Parts that were made, by array and order of axes: several kernels read them until somebody writes the array."""
+    known: dict[tuple[str, tuple[object, ...]], Value] = {}
+    """Parts that were made, by array, order of axes and what is folded into channels: several kernels read them until somebody writes the array."""
     for call, schedule in zip(program.calls, plans, strict=True):
         names = dict(zip(call.kernel.params, call.args, strict=True))
         written = {names[op.operands[0]] for op in walk(call.kernel.body) if op.opcode in ("store", "atomic", "accumulate") and op.operands[0] in names}
@@ -58,10 +59,10 @@ def split_images(program: Program, plans: Plans) -> tuple[Program, Plans]:
             schedules.append(schedule)
             known = {key: parts for key, parts in known.items() if key[0] not in written}
             continue
-        form = image_form(call.kernel)
+        form = image_form(call.kernel, folded=schedule.folded)
         if form is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is no convolution", call.kernel.span)
-        key = (names[form.memory], form.order)
+        key = (names[form.memory], form.key)
         parts = None if call.loops else known.get(key)
         before: list[KernelCall] = []
         if parts is None:
@@ -84,8 +85,9 @@ def split_images(program: Program, plans: Plans) -> tuple[Program, Plans]:
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
-def image_form(kernel: Kernel, found: Contraction | None = None) -> ImageForm | None:
-    """The convolution of f32 that a kernel is, which may be at hand; None where it is none, or none that can be brought to parts."""
+def image_form(kernel: Kernel, found: Contraction | None = None, folded: int = 0) -> ImageForm | None:
+    """The convolution of f32 that a kernel is, which may be at hand; None where it is none, or none that can be brought to parts. `folded` has a bit for each axis
+    of the image whose places of the window are channels of the parts."""
     found = found or find_contraction(kernel)
     if found is None or found.batch or found.accumulator is not f32 or found.a.dtype is not f32 or found.b.dtype is not f32:
         return None
@@ -99,7 +101,11 @@ def image_form(kernel: Kernel, found: Contraction | None = None) -> ImageForm | 
     if image.load.operands[0] in written or len(found.n if image is found.a else found.m) != 1:
         return None
     channel = next(p for p, k in enumerate(found.k) if found.access(image)[order[-1]].is_just(k))
-    return ImageForm(kernel, found, image, weights, order, channel)
+    form = ImageForm(kernel, found, image, weights, order, channel)
+    if not folded:
+        return form
+    axes = tuple(axis for number, axis in enumerate(order[1:-1]) if folded >> number & 1)
+    return replace(form, folded=axes) if set(axes) <= set(form.foldable) and folded >> len(order[1:-1]) == 0 else None
 
 
 def _order(found: Contraction, factor: Factor) -> tuple[int, ...] | None:
@@ -129,6 +135,89 @@ class ImageForm:
     weights: Factor
     order: tuple[int, ...]
     channel: int
+    folded: tuple[int, ...] = ()
+    """Axes of the image along which parts have an element for each place of the results, and the places of the window there beside the channels: of few
+    channels a step of the sum has little else, and of places that no window reads no parts are made."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What parts of one array have in common."""
+        if not self.folded:
+            return self.order
+        forms = self.found.access(self.image)
+        windows = [(tuple(f for _, f in forms[axis].factors), forms[axis].constant, self._places(axis), self._taps_along(axis)[1]) for axis in self.folded]
+        return (*self.order, *self.folded, *windows)
+
+    @property
+    def foldable(self) -> list[int]:
+        """Axes whose places are made of one index of the results and at most one of the window, which no other axis has."""
+        found, forms = self.found, self.found.access(self.image)
+        if not self._separate_guard():
+            return []
+        axes: list[int] = []
+        for axis in self.order[1:-1]:
+            values = forms[axis].values
+            taps = [v for v in values if v in found.k]
+            known = all(f.constant is not None for _, f in forms[axis].factors) and forms[axis].constant.constant is not None
+            alone = all(v not in form.values for v in values for other, form in enumerate(forms) if other != axis)
+            if known and alone and len(taps) <= 1 and len(values) == len(taps) + 1:
+                axes.append(axis)
+        return axes
+
+    def _pixel(self, axis: int) -> int:
+        """The parallel index along an axis."""
+        values = self.found.access(self.image)[axis].values
+        return next(p for p, v in enumerate(self.found.indices) if v in values)
+
+    def _places(self, axis: int) -> Size:
+        """Places of the results along an axis."""
+        return self.found.extents[self._pixel(axis)]
+
+    def _taps_along(self, axis: int) -> tuple[int | None, Size]:
+        """The summed index along an axis, and how many values it has."""
+        values = self.found.access(self.image)[axis].values
+        position = next((p for p, v in enumerate(self.found.k) if v in values), None)
+        return position, ONE if position is None else self.found.reduce_extents[position]
+
+    def taps_along(self, axis: int) -> Size:
+        """Places of the window along an axis."""
+        return self._taps_along(axis)[1]
+
+    @property
+    def turns_last(self) -> bool:
+        """Whether an axis is folded whose places are neighbours in memory."""
+        assert self.image.tensor is not None
+        return any(self.image.tensor.strides[axis] == ONE for axis in self.folded)
+
+    def step(self, axis: int) -> int:
+        """How far windows of neighbouring results lie apart along an axis."""
+        factor = self.found.access(self.image)[axis].factor(self.found.indices[self._pixel(axis)]).constant
+        return factor or 1
+
+    def _tests(self) -> list[Op] | None:
+        """The tests of the image's guard; None where it is no conjunction of comparisons."""
+        made = {result: op for op in walk(self.found.parallel.regions[0]) for result in op.results}
+        tests: list[Op] = []
+        waiting = [self.image.guard] if self.image.guard is not None else []
+        while waiting:
+            op = made.get(waiting.pop())
+            if op is None:
+                return None
+            if op.opcode == "and":
+                waiting += op.operands
+            else:
+                tests.append(op)
+        return tests
+
+    def _separate_guard(self) -> bool:
+        return self._tests() is not None
+
+    def _kept_tests(self) -> list[Value]:
+        """The tests that speak of no folded axis."""
+        forms, tests = self.found.access(self.image), self._tests()
+        assert tests is not None
+        gone = {v for axis in self.folded for v in forms[axis].values}
+        return [op.result for op in tests if (distance := gap(op, self.found.forms)) is None or not gone & set(distance.values)]
 
     @property
     def memory(self) -> Value:
@@ -140,17 +229,40 @@ class ImageForm:
         return self.found.reduce_extents[self.channel]
 
     @property
+    def depth(self) -> Size:
+        """Channels, for each place of the window that is folded into them."""
+        return product([self.channels, *(self._taps_along(axis)[1] for axis in self.folded)])
+
+    @property
     def padded(self) -> Size:
-        """Channels in whole 32 bytes."""
-        return self._whole(self.channels, UNIT)
+        """Those in whole 32 bytes."""
+        return self._whole(self.depth, UNIT)
+
+    def _unfolded(self, b: Builder, index: Value) -> tuple[Value, dict[int, Value]]:
+        """The channel that an index of parts is, and by axis the place of the window."""
+        places: dict[int, Value] = {}
+        if all(self._taps_along(axis)[0] is None for axis in self.folded):
+            return index, places
+        channels = b.index(self.channels)
+        rest = b.op("floordiv", index, channels)
+        channel = b.sub(index, b.mul(rest, channels))
+        with_taps = [axis for axis in self.folded if self._taps_along(axis)[0] is not None]
+        for axis in reversed(with_taps[1:]):
+            extent = b.index(self._taps_along(axis)[1])
+            whole = b.op("floordiv", rest, extent)
+            places[axis] = b.sub(rest, b.mul(whole, extent))
+            rest = whole
+        places[with_taps[0]] = rest
+        return channel, places
 
     def _whole(self, size: Size, unit: int) -> Size:
         return size if size.divisible_by(unit, self.kernel.facts) else ceildiv(size, Size.of(unit)) * unit
 
     @property
     def taps(self) -> list[int]:
-        """The other summed indices."""
-        return [p for p in range(len(self.found.k)) if p != self.channel]
+        """The other summed indices, but those that are folded into channels."""
+        folded = {self._taps_along(axis)[0] for axis in self.folded}
+        return [p for p in range(len(self.found.k)) if p != self.channel and p not in folded]
 
     @property
     def reversed_taps(self) -> set[int]:
@@ -174,7 +286,7 @@ class ImageForm:
     def image_parts(self, number: int) -> Value:
         """The array of the image's parts."""
         assert self.image.tensor is not None
-        inside = [self.image.tensor.shape[axis] for axis in self.order[1:-1]]
+        inside = [self._places(axis) if axis in self.folded else self.image.tensor.shape[axis] for axis in self.order[1:-1]]
         return Value(tensor(f32, self.images * 2, *([ONE] if len(inside) == 1 else []), *inside, self.padded, align=16), f"{self.kernel.name}.parts{number}")
 
     def weight_parts(self, number: int) -> Value:
@@ -188,11 +300,19 @@ class ImageForm:
     def image_kernel(self, parts: Value) -> Kernel:
         assert isinstance(parts.type, Tensor)
         memory, order, flat = self.memory, self.order, parts.type.rank > len(self.order)
+        assert isinstance(memory.type, Tensor)
+        shapes = memory.type.shape
         b = Builder(self.kernel.span)
         _, *shape = parts.type.shape[1:] if flat else parts.type.shape
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
-            value = self._inside(inner, indices[-1], [], [], {}, lambda deep, local: deep.op("load", memory, *(indices[order.index(axis)] for axis in range(len(order)))))
+            at = {axis: indices[order.index(axis)] for axis in range(len(order))}
+            at[order[-1]], window = self._unfolded(inner, indices[-1])
+            outside: list[Value] = []
+            for axis in self.folded:
+                at[axis] = self._place(inner, axis, at[axis], window.get(axis))
+                outside += [inner.op("ge", at[axis], inner.index(0)), inner.op("lt", at[axis], inner.index(shapes[axis]))]
+            value = self._inside(inner, indices[-1], outside, [], {}, lambda deep, local: deep.op("load", memory, *(at[axis] for axis in range(len(order)))))
             places = [*([inner.index(0)] if flat else []), *indices[1:]]
             for image, part in zip((indices[0], inner.add(indices[0], inner.index(self.images))), _parts(inner, value), strict=True):
                 inner.multi("store", parts, image, *places, part)
@@ -215,6 +335,8 @@ class ImageForm:
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
             local = dict(mapping) | {found.indices[self.filters]: indices[0]} | dict(zip((found.k[p] for p in sums), indices[1:], strict=True))
+            local[found.k[self.channel]], window = self._unfolded(inner, indices[-1])
+            local |= {found.k[p]: place for axis, place in window.items() if (p := self._taps_along(axis)[0]) is not None}
             guards = [self.weights.guard] if self.weights.guard is not None else []
             outside = [inner.op("lt", indices[0], inner.index(filters))] if rows != filters else []
 
@@ -239,8 +361,8 @@ class ImageForm:
     ) -> Value:
         """An element where there is one, and where the conditions hold, of which some are known; zero elsewhere."""
         conditions = list(known)
-        if self.padded != self.channels:
-            conditions.append(b.op("lt", channel, b.index(self.channels)))
+        if self.padded != self.depth:
+            conditions.append(b.op("lt", channel, b.index(self.depth)))
         for guard in guards:
             self._clone(b, [guard], local)
             conditions.append(local[guard])
@@ -278,8 +400,11 @@ class ImageForm:
                 pair = deep.add(number, deep.index(4 - terms)) if terms < 4 else number
                 first = deep.op("floordiv", pair, deep.index(2))
                 second = deep.sub(pair, deep.mul(first, deep.index(2)))
-                self._clone(deep, [loads[axis] for axis in self.order], inside)
-                batch, *places = (inside[loads[axis]] for axis in self.order)
+                walked = {axis: found.indices[self._pixel(axis)] for axis in self.folded} | {axis: loads[axis] for axis in self.order if axis not in self.folded}
+                if self.folded:
+                    walked[self.order[-1]] = found.k[self.channel]
+                self._clone(deep, [walked[axis] for axis in self.order], inside)
+                batch, *places = (inside[walked[axis]] for axis in self.order)
                 where = [deep.add(batch, deep.mul(first, deep.index(self.images))), *([deep.index(0)] if flat else []), *places]
                 pixel = deep.op("load", parts, *where)
                 weight = deep.op("load", weights, second, inside[found.indices[self.filters]], self._tap(deep, inside), inside[found.k[self.channel]])
@@ -290,15 +415,18 @@ class ImageForm:
                 for p in self.reversed_taps:
                     # The copy engine walks upwards.
                     inside[found.k[p]] = deep.sub(deep.index(found.reduce_extents[p] - 1), inside[found.k[p]])
-                if self.image.guard is None:
+                guards = ([self.image.guard] if self.image.guard is not None else []) if not self.folded else self._kept_tests()
+                if not guards:
                     return products(deep, number, inside)
-                self._clone(deep, [self.image.guard], inside)
-                zero = deep.const(0, f32)
-                return deep.if_(inside[self.image.guard], lambda region: products(region, number, dict(inside)), lambda region: [zero])
+                self._clone(deep, guards, inside)
+                zero, whole = deep.const(0, f32), inside[guards[0]]
+                for guard in guards[1:]:
+                    whole = deep.logical_and(whole, inside[guard])
+                return deep.if_(whole, lambda region: products(region, number, dict(inside)), lambda region: [zero])
 
             for op in region.ops[:-1]:
                 if op is found.reduction:
-                    extents = [inner.index(terms), *(inner.index(found.reduce_extents[p]) for p in sums)]
+                    extents = [inner.index(terms), *(inner.index(found.reduce_extents[p]) for p in self.taps), inner.index(self.depth)]
                     with inner.at(op.span):
                         results = inner.reduce("add", extents, term, ["term", *(found.k[p].name for p in sums)])
                     local.update(zip(op.results, results, strict=True))
@@ -309,6 +437,16 @@ class ImageForm:
         with b.at(found.parallel.span):
             b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
         return self._finished(self.kernel.name, b, [parts, weights], {"precision": "tf32"})
+
+    def _place(self, b: Builder, axis: int, pixel: Value, tap: Value | None) -> Value:
+        """Where a result reads along an axis that is folded."""
+        form = self.found.access(self.image)[axis]
+        place = b.mul(pixel, b.index(self.step(axis)))
+        position = self._taps_along(axis)[0]
+        if position is not None:
+            factor = form.factor(self.found.k[position])
+            place = b.add(place, b.mul(tap if tap is not None else b.index(0), b.index(factor)))
+        return b.add(place, b.index(form.constant))
 
     def _tap(self, b: Builder, local: dict[Value, Value]) -> Value:
         """All summed indices but that along channels, as one."""

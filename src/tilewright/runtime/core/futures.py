@@ -20,7 +20,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, public
 from tilewright.base.forks import fork_safe_lock
 from tilewright.runtime.core import streams
 
@@ -78,6 +78,7 @@ class Future(Generic[T]):
     def cancelled(self) -> bool:
         return self._state == _CANCELLED
 
+    @public
     def result(self, timeout: float | None = None, default: T = _MISSING) -> T:
         """The result, waited for at most `timeout` seconds; after that `default`, or TimeoutError where none is given."""
         if not self._wait(_checked(timeout)):

@@ -14,7 +14,6 @@ import functools
 import importlib
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from tilewright.base.artifact import (
     index_error,
 )
 from tilewright.base.errors import DeviceError, TilewrightError
+from tilewright.base.record import record
 from tilewright.base.sizes import add_numbers
 from tilewright.base.target import host_cpu
 from tilewright.runtime.core.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, bind_python, builtin_function
@@ -104,7 +104,7 @@ class _ProgramCode:
         return builtin_function(self.method, self if fallback is None else (self, fallback))
 
 
-@dataclass(frozen=True)
+@record(identity=True)
 class LaunchJob:
     """One launch with its arguments."""
 

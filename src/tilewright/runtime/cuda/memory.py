@@ -214,10 +214,13 @@ class CudaMemory(CudaCopies):
             raise UserError.at("TW009", "the tensor requires a gradient, which kernels do not compute", help="pass tensor.detach()")
         if tensor.is_neg():
             raise UserError.at("TW009", "the tensor is a negated view of other elements", help="pass tensor.resolve_neg()")
+        dtype = torch_dtype(tensor)
+        if dtype.is_complex and tensor.is_conj():
+            raise UserError.at("TW009", "the tensor is a conjugated view of other elements", help="pass tensor.resolve_conj()")
         self._check_device(tensor.get_device())
         pointer = int(tensor.data_ptr())
         block = MemoryBlock(pointer, 0, 0, None)
-        return DeviceArray(self, pointer, tuple(tensor.shape), torch_dtype(tensor), tensor.stride(), block, tensor)
+        return DeviceArray(self, pointer, tuple(tensor.shape), dtype, tensor.stride(), block, tensor)
 
     def library(self, values: Iterable[object]) -> Library | None:
         return library_of(values)

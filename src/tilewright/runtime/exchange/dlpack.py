@@ -23,7 +23,7 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 VERSION = (1, 0)
 _READ_ONLY, _COPIED = 1, 2
 
-_KINDS = {"i": 0, "u": 1, "f": 2, "b": 6}
+_KINDS = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _SPECIAL = {bf16: 4, f8e4m3: 10, f8e5m2: 12}
 
 
@@ -179,7 +179,7 @@ class Imported:
 
 
 CODES: dict[int, DType] = {
-    _SPECIAL.get(dtype, _KINDS.get(dtype.kind, 0)) | dtype.bits << 8 | 1 << 16: dtype for dtype in dtypes.SCALARS
+    _SPECIAL.get(dtype, _KINDS.get(dtype.kind, 0)) | dtype.bits << 8 | 1 << 16: dtype for dtype in (*dtypes.SCALARS, *dtypes.COMPLEX)
 }
 """Dtypes by DLPack's code, bits and lanes as one word."""
 

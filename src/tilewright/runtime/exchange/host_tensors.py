@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.dtypes import SCALARS, from_numpy
+from tilewright.base.dtypes import COMPLEX, SCALARS, complex_from_numpy, from_numpy
 from tilewright.runtime.exchange.imports import from_dlpack
 from tilewright.runtime.exchange.libraries import TORCH_NAMES, is_tensor
 
@@ -41,6 +41,8 @@ def as_array(value: Any) -> Any:
         return from_dlpack(value)
     own, bits = kind
     try:
+        if not value.data_ptr() and value.numel():
+            return from_dlpack(value)  # its storage was freed: NumPy would make memory of its own for it
         return value.numpy() if bits is None else value.view(bits).numpy().view(own)
     except (RuntimeError, TypeError):
         return from_dlpack(value)  # which says what is wrong with it: sparse, conjugated, without memory
@@ -61,6 +63,7 @@ def numpy_kinds() -> _Kinds:
             if kind is not None:
                 foreign = dtype.is_float and (dtype.bits == 8 or dtype.name == "bf16")
                 found[kind] = dtype.numpy, getattr(torch, f"int{dtype.bits}") if foreign else None
+        found |= {getattr(torch, dtype.name): (dtype.numpy, None) for dtype in COMPLEX if hasattr(torch, dtype.name)}
         _known = torch, found
     return _known[1]
 
@@ -73,6 +76,8 @@ def as_tensor(value: Any) -> Any:
         return value
     dtype = from_numpy(value.dtype)
     torch: Any = sys.modules["torch"]
+    if complex_from_numpy(value.dtype) is not None:
+        return torch.from_numpy(np.asarray(value))
     kind = getattr(torch, TORCH_NAMES[dtype.name], None) if dtype is not None else None
     if kind is None:
         return value

@@ -110,7 +110,10 @@ def is_foreign(value: object) -> bool:
     """Whether it is an array of another library on a GPU."""
     if is_tensor(value):
         return bool(value.is_cuda)  # type: ignore[attr-defined]
-    return not isinstance(value, np.ndarray | DeviceArray) and hasattr(value, "__cuda_array_interface__")
+    try:
+        return not isinstance(value, np.ndarray | DeviceArray) and hasattr(value, "__cuda_array_interface__")
+    except RuntimeError:
+        return True  # PyTorch's way to say that a tensor cannot be shared as it is; reading it says why
 
 
 def foreign_device(value: object) -> str:

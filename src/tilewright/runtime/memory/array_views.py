@@ -140,8 +140,13 @@ def element(value: object, dtype: DType) -> np.ndarray:
         raise UserError.at("TW009", f"elements of {dtype} are packed blocks and cannot be set to a number")
     if isinstance(value, np.generic):
         value = value.item()
-    if not isinstance(value, bool | int | float):
+    if not isinstance(value, bool | int | float | complex):
         raise UserError.at("TW009", f"a {type(value).__name__} is no number")
+    if isinstance(value, complex) and not dtype.is_complex:
+        raise UserError.at("TW006", f"assigning {value} to an array of {dtype} would lose data", help="take its .real")
+    if dtype.is_complex:
+        return np.asarray(value).astype(dtype.numpy)
+    assert not isinstance(value, complex)
     if isinstance(value, float) and not dtype.is_float:
         raise UserError.at("TW006", f"assigning {value} to an array of {dtype} would lose data", help="round it first")
     if dtype.is_bool and value not in (0, 1):
@@ -154,12 +159,12 @@ def element(value: object, dtype: DType) -> np.ndarray:
 def fitting(values: object, shape: Shape, dtype: DType) -> np.ndarray:
     """Host values for an array of that shape and dtype: repeated where they are smaller, converted where nothing is lost."""
     array = np.asarray(values)
-    known = dtypes.from_numpy(array.dtype)
+    known = dtypes.of_array(array.dtype)
     if isinstance(values, list | tuple) and array.size:
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in "biufc":
             raise UserError.at("TW009", f"values of {array.dtype} cannot be assigned to an array of {dtype}")
         low, high = (array.min().item(), array.max().item()) if array.dtype.kind in "iu" else (0, 0)
-        exact = dtype.is_float or (known is not None and not known.is_float and dtype.min_value <= low and high <= dtype.max_value)
+        exact = dtype.is_complex or (dtype.is_float and array.dtype.kind != "c") or (known is not None and not known.is_inexact and dtype.min_value <= low and high <= dtype.max_value)
         if not exact:
             raise UserError.at("TW006", f"assigning values of {array.dtype} to an array of {dtype} would lose data")
     elif known is None:

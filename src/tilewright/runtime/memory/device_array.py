@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.base import dtypes, memory_abi
 from tilewright.base.dtypes import DType
-from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.errors import DeviceError, UserError, public
 from tilewright.runtime.core import streams
 from tilewright.runtime.core.device import Buffer, DeviceEvent, DeviceRuntime, Transfer
 from tilewright.runtime.exchange import dlpack
@@ -26,7 +26,7 @@ from tilewright.runtime.memory import array_views
 from tilewright.runtime.memory.device_memory import HOST, MemoryPool, stream_handle
 
 Index = int | slice | None | EllipsisType
-Number = int | float | bool
+Number = int | float | bool | complex
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
@@ -213,6 +213,7 @@ class DeviceArray:
         """A copy on the host, in C order."""
         return self.to_host()
 
+    @public
     def to_host(self, out: np.ndarray | None = None) -> np.ndarray:
         """A copy on the host: in `out`, or in a new array in C order."""
         self.check_usable()
@@ -250,6 +251,7 @@ class DeviceArray:
         if self.readonly:
             raise DeviceError.at("TW033", f"the {self.form_text()} array on {self.device.label} is read-only")
 
+    @public
     def copy_from(self, values: np.ndarray) -> None:
         """Overwrite it with host values of the same shape and dtype."""
         self.check_values(values)
@@ -288,6 +290,7 @@ class DeviceArray:
         result = self.numpy()
         return result if dtype is None else result.astype(dtype, copy=False)
 
+    @public
     def item(self) -> Number:
         """The element of an array that has one."""
         if self.size != 1:
@@ -311,6 +314,7 @@ class DeviceArray:
         self.device.copy(made, self, self._stream())
         return made
 
+    @public
     def astype(self, dtype: DType, copy: bool = True) -> DeviceArray:
         """The elements converted, in a new array in C order; with `copy=False` the array itself where it has that dtype."""
         if dtype is self.dtype:
@@ -320,6 +324,7 @@ class DeviceArray:
         whole = self if self.is_contiguous else self.copy()
         return _convert(whole.reshape(self.size), dtype).reshape(*self.shape)
 
+    @public
     def fill(self, value: Number) -> None:
         """Set every element."""
         self._check_writable()
@@ -335,16 +340,17 @@ class DeviceArray:
             self.owner.use_on(stream)
             self.device.fill(self, pattern, stream)
             return
-        one = self.device.empty((1,), self.dtype, stream)
-        one.copy_from(element.reshape(1))
+        one = self.device.empty((1,) if self.shape else (), self.dtype, stream)
+        one.copy_from(element.reshape(one.shape))
         self.device.copy(self, one.broadcast_to(self.shape), stream)
 
+    @public
     def __setitem__(self, index: Index | tuple[Index, ...], value: object) -> None:
         self._check_writable()
         view = self[index]
         if isinstance(value, DeviceArray):
             view.assign(value)
-        elif isinstance(value, bool | int | float | np.generic):
+        elif isinstance(value, bool | int | float | complex | np.generic):
             view.fill(value)  # type: ignore[arg-type]
         elif isinstance(value, np.ndarray | list | tuple):
             view.copy_from(array_views.fitting(value, view.shape, view.dtype))
@@ -383,6 +389,18 @@ class DeviceArray:
 
     # -- views --------------------------------------------------------------------------------------------------
 
+    def parts(self) -> DeviceArray:
+        """A complex array as one of floats in the same memory, with one more axis of extent 2."""
+        assert self.dtype.is_complex
+        strides = (*(2 * step for step in self.strides), 1)
+        return DeviceArray(self.device, self._pointer, (*self.shape, 2), self.dtype.part, strides, self.owner, self.base, self.readonly)
+
+    def paired(self, dtype: DType) -> DeviceArray:
+        """The other way round: an array of the parts of complex numbers, which lie side by side, as an array of those."""
+        assert dtype.is_complex and self.dtype is dtype.part and self.shape[-1] == 2 and self.strides[-1] == 1
+        strides = tuple(step // 2 for step in self.strides[:-1])
+        return DeviceArray(self.device, self._pointer, self.shape[:-1], dtype, strides, self.owner, self.base, self.readonly)
+
     def _view(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> DeviceArray:
         self.check_usable()
         return DeviceArray(self.device, self._pointer + offset * self.dtype.itemsize, shape, self.dtype, strides, self.owner, self.base, self.readonly)
@@ -391,6 +409,7 @@ class DeviceArray:
         """Elements of the same memory: the first one and steps in elements, which must stay inside."""
         return self._view(offset, shape, strides)
 
+    @public
     def __getitem__(self, index: Index | tuple[Index, ...]) -> DeviceArray:
         return self._view(*array_views.index(self.shape, self.strides, index))
 
@@ -398,12 +417,14 @@ class DeviceArray:
         """The axes in the given order; negative ones count from the end."""
         return self.transpose(*(axis + self.ndim if -self.ndim <= axis < 0 else axis for axis in axes))
 
+    @public
     def broadcast_to(self, shape: Sequence[int]) -> DeviceArray:
         """A view of a larger shape that repeats elements along axes of extent 1 and new ones in front; it is read-only."""
         view = self._view(0, tuple(shape), array_views.broadcast(self.shape, self.strides, tuple(shape)))
         view.readonly = True
         return view
 
+    @public
     def transpose(self, *axes: int) -> DeviceArray:
         """The axes reversed, or in the given order."""
         order = axes or tuple(reversed(range(self.ndim)))
@@ -415,6 +436,7 @@ class DeviceArray:
     def T(self) -> DeviceArray:
         return self.transpose()
 
+    @public
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
         """Another shape of the same elements; one extent may be -1. Never copies: the strides must allow it."""
         return self._view(0, *array_views.reshape(self.shape, self.strides, shape))
@@ -643,7 +665,7 @@ class ArrayDevice(DeviceRuntime):
 
 def known_dtype(values: np.ndarray, dtype: DType | None) -> DType:
     """The dtype of host values; UserError where arrays of a device cannot have it."""
-    known = dtype or dtypes.from_numpy(values.dtype)
+    known = dtype or dtypes.of_array(values.dtype)
     if known is None or known.numpy != values.dtype:
         raise UserError.at("TW009", f"arrays of {values.dtype} are not supported on a device")
     return known
@@ -682,10 +704,10 @@ def provide(convert: Callable[[DeviceArray, DType], DeviceArray], move: Callable
 def foreign_dtype(item: object, typestr: str) -> DType | None:
     """The dtype of another library's array: by its dtype's name where that says more than `typestr` (bf16, float8)."""
     name = str(getattr(item, "dtype", "")).removeprefix("torch.")
-    if dtypes.is_name(name) and not dtypes.by_name(name).is_complex:
+    if dtypes.is_name(name):
         return dtypes.by_name(name)
     try:
-        known = dtypes.from_numpy(np.dtype(typestr))
+        known = dtypes.of_array(np.dtype(typestr))
     except TypeError:
         return None
     if known is None and typestr.lstrip("<|>") == "V2":

@@ -150,7 +150,8 @@ def available() -> bool:
 
 @functools.cache
 def _readable() -> bool:
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    # Builds without the lock begin with 3.13; the table that says so takes a while to load.
+    if sys.implementation.name != "cpython" or (sys.version_info >= (3, 13) and sysconfig.get_config_var("Py_GIL_DISABLED")):
         return False
     if ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little":
         return False

@@ -232,6 +232,7 @@ class ArrayLoopChecker:
             self.context.emit(ArrayAssign(fresh, value, span=span))
             value = Whole(fresh, span=span)
         self.context.emit(ArrayAssign(array, value, span=span))
+        self.arrays.written.add(array.name)
         self.context.changed(array.name)
 
     # -- arrays made below the top ------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class ArrayTable:
         if isinstance(arg, ScalarArg):
             plain = arg.weak or (isinstance(param.type, syntax.Name) and param.type.id == "int" and arg.dtype.is_int and arg.dtype is not dtypes.u64)
             weak = ("complex" if arg.dtype.is_complex else "float" if arg.dtype.is_float else "index" if arg.dtype.is_int else "") if plain else ""
-            dtype = self.context.default_float if weak == "float" else dtypes.complex_of(self.context.default_float) if weak == "complex" else arg.dtype
+            dtype = self.context.default_float if weak == "float" else arg.dtype
             scalar = ScalarInfo(param.name, dtype, weak)
             self.params.append(self.annotated_scalar(param, scalar))
         else:

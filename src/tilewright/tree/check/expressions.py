@@ -69,7 +69,7 @@ STATISTICS = ("mean", "var", "std", "norm")
 """Reductions that are made of sums."""
 UNREAD = "this could not be read"
 """The message about a `syntax.Broken`; whoever read the text has said more."""
-FUNCTIONS = (*_ARITY, *_RESHAPES, *CREATORS, *STATISTICS, "reduce", "grid", "range", "shared", "barrier", *RANDOM)
+FUNCTIONS = (*_ARITY, *_RESHAPES, *CREATORS, *STATISTICS, "median", "reduce", "grid", "range", "shared", "barrier", *RANDOM)
 
 
 class ExpressionChecker:
@@ -410,6 +410,8 @@ class ExpressionChecker:
         if isinstance(node.function, syntax.Attribute) and node.function.name in _RESHAPES:
             owner = syntax.Argument(node.function.value, span=node.function.value.span)
             return self.reshape(node.function.name, (owner, *node.args), span)
+        if isinstance(node.function, syntax.Broken):
+            raise self.context.fail("TW005", UNREAD, span)
         if not isinstance(node.function, syntax.Name):
             raise self.context.fail("TW005", f"'{_text(node.function)}' cannot be called in a kernel", span)
         name = node.function.id
@@ -471,10 +473,14 @@ class ExpressionChecker:
 
     def _statistic_call(self, name: str, node: syntax.Call) -> syntax.ReduceExpr:
         """ZynML's `mean(x, axis=k)` and its kin."""
-        given = {a.keyword or ("x", "axis")[position]: a for position, a in enumerate(node.args[:2])}
-        if "x" not in given or len(given) != len(node.args) or not given.keys() <= {"x", "axis"}:
-            raise self.context.fail("TW016", f"{name}() takes an array and an axis, got {len(node.args)} argument(s)", node.span, f"write {name}(x) or {name}(x, axis=k)")
-        return syntax.ReduceExpr(name, given["x"].value, given["axis"].value if "axis" in given else None, span=node.span)
+        given = {a.keyword or ("x", "axis", "")[position]: a for position, a in enumerate(node.args[:3])}
+        if "x" not in given or len(given) != len(node.args) or not given.keys() <= {"x", "axis", "keepdims"}:
+            usage = f"write {name}(x), {name}(x, axis=k) or {name}(x, axis=k, keepdims=true)"
+            raise self.context.fail("TW016", f"{name}() takes an array and an axis, got {len(node.args)} argument(s)", node.span, usage)
+        keep = given["keepdims"].value if "keepdims" in given else syntax.Bool(False, span=node.span)
+        if not isinstance(keep, syntax.Bool):
+            raise self.context.fail("TW016", "keepdims must be true or false", keep.span)
+        return syntax.ReduceExpr(name, given["x"].value, given["axis"].value if "axis" in given else None, keep.value, span=node.span)
 
     def _random(self, name: str, node: syntax.Call) -> Expr:
         dtype = None

@@ -31,7 +31,7 @@ from tilewright.tree.typed import ArgSpec, ArrayArg, ArrayInfo, Shape, SizeCheck
 from tilewright.tree.unwritten import fill_unwritten
 
 _MOST_WALKS = 24
-_RECENT = 8
+_RECENT = 32
 _recent: dict[tuple[int, tuple[ArgSpec, ...]], tuple[syntax.Function, TypedKernel, tuple[Diagnostic, ...]]] = {}
 """The latest kernels that were right, by identity and types: several questions about one follow each other."""
 
@@ -116,7 +116,7 @@ def _check_result(function: syntax.Function, kernel: TypedKernel, sink: Diagnost
         base = part.value if isinstance(part, syntax.Index) else part
         if isinstance(part, syntax.Index) and isinstance(base, syntax.Name) and dtypes.is_name(base.id) and len(part.indices) != len(output.shape):
             sink.error("TW003", f"'{output.name}' is annotated with rank {len(part.indices)}, and has rank {len(output.shape)}", part.span)
-        if isinstance(part, syntax.Name) and part.id in ("int", "float", "bool") and output.shape:
+        if isinstance(part, syntax.Name) and part.id in ("int", "float", "complex", "bool") and output.shape:
             sink.error("TW003", f"'{output.name}' is annotated as a number, and is an array of rank {len(output.shape)}", part.span, "annotate it as tw.Array")
         elif isinstance(base, syntax.Name) and dtypes.is_name(base.id) and base.id not in ("int", "float", "bool") and dtypes.by_name(base.id) is not output.dtype:
             sink.error("TW009", f"'{output.name}' is annotated as {base.id}, and is {output.dtype}", part.span, f"make it with dtype {base.id}, or annotate it as {output.dtype}")

@@ -205,10 +205,7 @@ class Typing:
         met = self.meet("'**'", [a, b], span)
         if not met[0].is_float:
             if not met[1] and not met[0].is_bool:
-                raise self.context.fail(
-                    "TW005", f"'**' of {describe(a)} with {describe(b)} has no integer form", span,
-                    "use a literal exponent, or cast the base to a float",
-                )  # fmt: skip
+                return self.apply("pow", [a, b], met, span)  # `integer_power` when it is lowered
             met = (self.context.default_float, "float") if met[1] else (f64, "")
         return self.apply("pow", [a, b], met, span)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from tilewright.base.record import record
 from tilewright.tree.block_graph import AffineIndex
 from tilewright.tree.syntax import Function
 from tilewright.zyn.known_extents import Extents
@@ -25,13 +26,26 @@ RunBlock = Callable[[Function, dict[str, object], str], object]
 """`run(function, arguments, device)`: run one compute block on a device and return its result."""
 
 
+@record
+class LaunchedBlocks:
+    """Blocks that ran as one program, and the kernels they became."""
+
+    blocks: tuple[str, ...]
+    kernels: tuple[str, ...]
+    target: str
+
+    def __str__(self) -> str:
+        count = f"{len(self.kernels)} kernel{'' if len(self.kernels) == 1 else 's'}"
+        return f"{' + '.join(self.blocks)}: {count} on {self.target} ({', '.join(self.kernels)})"
+
+
 class BlockRunner(ABC):
-    """Runs compute blocks, one by one or those of a pipeline together."""
+    """Runs compute blocks, one by one or those of a pipeline or program together."""
 
     takes_futures = False
     """Whether it takes blocks that are `@async` or have futures among their arguments; else these are waited for first."""
     joins_blocks = False
-    """Whether blocks of a pipeline wait for each other, to run as one program."""
+    """Whether blocks of a pipeline or program wait for each other, to run as one program."""
 
     @abstractmethod
     def __call__(self, function: Function, arguments: dict[str, object], device: str) -> object:
@@ -45,8 +59,12 @@ class BlockRunner(ABC):
         return BlockFuser()
 
     def waiting(self, pipeline: str) -> LazyBlocks | None:
-        """For a call of a pipeline: where its blocks wait; None where each runs when its turn comes."""
+        """For a call of a pipeline, or a run of a program: where its blocks wait; None where each runs when its turn comes."""
         return self.fuser.waiting(pipeline, self, self.view) if self.joins_blocks else None
+
+    def launched(self) -> tuple[LaunchedBlocks, ...]:
+        """What ran so far; nothing where nobody keeps it."""
+        return ()
 
     def view(self, array: object, shape: tuple[int, ...], places: tuple[AffineIndex, ...]) -> object:
         """A view of an array that blocks made together. Who notes what is done has to know of it."""

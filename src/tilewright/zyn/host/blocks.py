@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, Diagnostics, UserError
 from tilewright.base.source import Span
+from tilewright.frontend.zyn.library_calls import LIBRARY
 from tilewright.runtime.core import streams
 from tilewright.tree import syntax
 from tilewright.tree.compose import kernel_of
@@ -56,7 +57,7 @@ class Blocks(ABC):
         self._looks = self._abstract is not None
         """Nothing is computed: values only stand for others of their type."""
         self._waiting: LazyBlocks | None = None
-        """Blocks of a pipeline that run together; None where each runs when its turn comes."""
+        """Blocks of a pipeline, or of the program, that run together; None where each runs when its turn comes."""
         self._known: dict[int, object] = {}
         """By identity of an expression, its value, where that is known before what it is part of is evaluated."""
 
@@ -128,6 +129,8 @@ class Blocks(ABC):
             if isinstance(node, syntax.Pipe):
                 first = Argument(node.value, span=node.value.span)
                 node = replace(node.call, args=(first, *node.call.args), span=node.span)
+            if isinstance(node.function, syntax.Name) and node.function.id in LIBRARY and node.function.id not in self._check.functions:
+                node = LIBRARY[node.function.id](node)
             if callee is not None:
                 node = replace(node, function=self._with_program_values(callee, leaves))
             return replace(node, args=tuple(replace(a, value=self._formula(a.value, leaves)) for a in node.args))

@@ -137,9 +137,10 @@ class NamedSizes:
             return
         number = host_values.as_scalar(value)
         if name == "int":
-            fits = number is not None and not isinstance(number, bool) and number == int(number)
-        elif name in ("float", "bool") or (dtypes.is_name(name) and name not in _SCALARS):
-            fits = number is not None
+            fits = host_values.as_whole(value) is not None
+        elif name in ("float", "bool", "complex") or (dtypes.is_name(name) and name not in _SCALARS):
+            takes_complex = name == "complex" or (dtypes.is_name(name) and dtypes.by_name(name).is_complex)
+            fits = number is not None and (takes_complex or not host_values.is_complex(number))
         elif name in _SCALARS:
             fits = isinstance(value, _SCALARS[name])
         else:

@@ -95,7 +95,13 @@ def method(name: str, receiver: object, given: Mapping[str, object]) -> object:
     if found is not None:
         return found
     values = {key: settled(value) for key, value in given.items()}
-    array = as_array(settled(receiver), f".{name}()")
+    receiver = settled(receiver)
+    if name == "to_device" and isinstance(receiver, np.generic):
+        # The sum of an array that host and device share is a number already.
+        if values.get("device") == "cpu":
+            return receiver
+        receiver = np.asarray(receiver)
+    array = as_array(receiver, f".{name}()")
     call = _HostCall("cpu", {**values, "x": array})
     return _to_device(call) if name == "to_device" else _IMPLEMENTED[name](call)
 
@@ -450,6 +456,8 @@ def mismatch(name: str, signature: HostSignature, positional: int, keywords: Seq
 
 def bound(signature: HostSignature, positional: Sequence[object], keywords: Mapping[str, object]) -> dict[str, object]:
     """Arguments by parameter, of a call that has no mismatch."""
+    if signature.several and len(positional) > 1 and isinstance(positional[-1], DType) and "dtype" in signature.optional and "dtype" not in keywords:
+        return bound(signature, positional[:-1], {**keywords, "dtype": positional[-1]})  # zeros(n, m, f32)
     if signature.several and positional:
         first: object = list(positional)
         if signature.needed[0] == "shape" and len(positional) == 1 and isinstance(positional[0], list | tuple):

@@ -115,7 +115,7 @@ def _number(label: str, name: str, declared: KindParameter | None, value: object
     number = host_values.as_scalar(value)
     number = number.item() if isinstance(number, np.generic) else number
     form = declared.form if declared is not None else "a number"
-    if number is None or (declared is not None and declared.wrong(number)):
+    if number is None or isinstance(number, complex) or (declared is not None and declared.wrong(number)):
         raise UserError.at("TW016", f"'{name}' of @kernel {label} is {host_functions.shown(value)}, and must be {form}", span, f"give {form}")
     return number
 

@@ -25,6 +25,8 @@ from tilewright.zyn.lazy.lazy_array import LazyArray, settled
 from tilewright.zyn.program_files import readable_file
 
 _ARRAY_PARTS = ("shape", "size", "ndim", "dtype", "T")
+_PROGRAM = "program"
+"""What blocks of the top level that run together are called."""
 _MISSING = object()
 _MOST_SHOWN = 8
 """Axes of an array that stands for one that is not made."""
@@ -43,14 +45,19 @@ class Returned:
 class Run(Blocks):
     """The program, or one call of a function in it."""
 
-    def run(self, module: syntax.Module) -> dict[str, object]:
+    def run(self, module: syntax.Module, only: frozenset[str] | None = None) -> dict[str, object]:
+        """All names that the program defines, or those of `only`; what waits and nobody reads is then not computed."""
         names: dict[str, None] = {}
         inputs = dict(self._values)
+        self._waiting = self._new_waiting(_PROGRAM)
         try:
             self._statements(module.body, names)
+            found = {name: self._values[name] for name in names if only is None or name in only}
+            if self._waiting is not None:
+                found = self._waiting.finish_all(found)
         except UserError as error:
             raise self._check.complete(error, module, inputs) from None
-        return {name: self._values[name] for name in names}
+        return found
 
     # -- statements -------------------------------------------------------------------------------------------------
 
@@ -83,8 +90,10 @@ class Run(Blocks):
         elif isinstance(node, syntax.For):
             return self._for(node)
         elif isinstance(node, syntax.While):
+            self._run_waiting()
             while self._truth(node.cond, "while"):
                 returned = self._block(node.body)
+                self._run_waiting()
                 if returned is not None and returned.word == "continue" and not self._looks:
                     continue
                 if returned is not None or self._looks:
@@ -129,9 +138,16 @@ class Run(Blocks):
         first, second = self._block(node.then), self._block(node.otherwise)
         return first if first is not None and second is not None and not first.word and not second.word else None
 
+    def _run_waiting(self) -> None:
+        """Around each turn of a loop of the program itself: all turns are then the same program, which is compiled once."""
+        if self._waiting is not None and self._values is self._program:
+            self._waiting.run_all()
+
     def _for(self, node: syntax.For) -> Returned | None:
+        self._run_waiting()
         for values in self._turns(node):
             returned = self._block(node.body, self._bind(node.vars, values, node.span, len(node.vars) > 1))
+            self._run_waiting()
             if returned is not None and returned.word == "continue" and not self._looks:
                 continue
             if returned is not None or self._looks:
@@ -379,12 +395,12 @@ class Run(Blocks):
             raise UserError.at("TW003", f"{len(indices)} index(es) into a {type(value).__name__} of rank {rank}", node.span)
         try:
             result = self._element(value, tuple(indices)) if isinstance(shape, tuple) else self._field(value, indices[0])
+        except TilewrightError as error:
+            raise _placed(error, node.span) from None
         except (IndexError, KeyError, OverflowError) as error:
             if self._looks:
                 return AbstractValue()
             raise UserError.at("TW013", f"index out of range: {error}", node.span) from None
-        except TilewrightError as error:
-            raise _placed(error, node.span) from None
         return result
 
     def _place(self, node: Expr) -> int | str | slice:

@@ -14,14 +14,14 @@ import numpy as np
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
 
-Scalar = bool | int | float | np.generic
+Scalar = bool | int | float | complex | np.generic
 
 
 def _of_python(function: Callable[[float], float], poles: float) -> Callable[[Scalar], object]:
     """A function that NumPy has not. Where Python raises, it is infinite: at a pole, or that beyond the range."""
 
     def scalar(x: Scalar) -> object:
-        number = float(x)
+        number = float(x)  # type: ignore[arg-type]  # of a complex number it raises TypeError, which is reported
         try:
             result = function(number)
         except OverflowError:
@@ -43,13 +43,13 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
     "log1p": np.log1p, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "cbrt": np.cbrt,
     "lgamma": _of_python(math.lgamma, math.inf), "tgamma": _of_python(math.gamma, math.nan), "atan2": np.arctan2, "hypot": np.hypot, "fmod": np.fmod, "copysign": np.copysign,
     "nextafter": np.nextafter, "ldexp": lambda x, n: np.ldexp(x, int(max(-9999, min(9999, n)))), "sign": np.sign, "isinf": np.isinf, "isfinite": np.isfinite,
-    "isnan": np.isnan,
+    "isnan": np.isnan, "complex": lambda re, im: np.result_type(re, im, 1j).type(complex(re, im)), "conj": np.conj, "real": np.real, "imag": np.imag,
     "gelu": lambda x: x * 0.5 * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))),
 }  # fmt: skip
 ELEMENTWISE = frozenset(_FUNCTIONS)
 """Functions that can be applied to a result outside a kernel."""
 
-ARRAY_FUNCTIONS = frozenset({"row_max", "row_min", "row_sum", "dot", "matmul", "mean", "var", "std", "norm"})
+ARRAY_FUNCTIONS = frozenset({"row_max", "row_min", "row_sum", "dot", "matmul", "mean", "var", "std", "norm", "median"})
 """Functions of whole arrays, which only kernels compute."""
 
 
@@ -61,7 +61,7 @@ class NoSuchFunction(Exception):
     """A function that numbers do not have: one of the program's own, inside itself."""
 
 
-_ARITY = {"min": 2, "max": 2, "pow": 2, "clamp": 3, **dict.fromkeys(("atan2", "hypot", "fmod", "copysign", "nextafter", "ldexp"), 2)}
+_ARITY = {"complex": 2, "min": 2, "max": 2, "pow": 2, "clamp": 3, **dict.fromkeys(("atan2", "hypot", "fmod", "copysign", "nextafter", "ldexp"), 2)}
 
 _OPERATORS: dict[str, Callable[[Scalar, Scalar], object]] = {
     "+": lambda a, b: np.add(a, b), "-": lambda a, b: np.subtract(a, b), "*": lambda a, b: np.multiply(a, b),
@@ -94,7 +94,9 @@ def as_whole(value: object) -> int | None:
         return None
     if isinstance(number, int | np.integer):
         return int(number)
-    as_float = float(number)
+    if is_complex(number):
+        return None
+    as_float = float(number)  # type: ignore[arg-type]
     return int(as_float) if math.isfinite(as_float) and as_float == int(as_float) else None
 
 
@@ -123,7 +125,7 @@ def scalar_leaf(value: object) -> Scalar | Unread | None:
     """The same for somebody who only hands values on, who gets an `Unread` as it is."""
     if isinstance(value, Unread):
         return value
-    if isinstance(value, bool | int | float | np.generic):
+    if isinstance(value, bool | int | float | complex | np.generic):
         return value
     if isinstance(value, np.ndarray) and value.ndim == 0:
         element: object = value[()]
@@ -139,13 +141,15 @@ def binary(op: str, left: Scalar, right: Scalar) -> Scalar:
         if op == "**" and right < 0:
             return _plain(np.power(float(left), right), left, right)
         return wrapped(_WHOLE[op](left, right))
+    if op in ("<", "<=", ">", ">="):
+        _check_ordered(op, left, right)
     with np.errstate(all="ignore"):
         return _plain(_OPERATORS[op](left, right), left, right)
 
 
 def number(value: object) -> Scalar:
     """A value that must be a number; an element type passes, for `cast`."""
-    if isinstance(value, bool | int | float | np.generic | DType):
+    if isinstance(value, bool | int | float | complex | np.generic | DType):
         return value  # type: ignore[return-value]
     raise NoNumber(f"arithmetic with a {type(value).__name__}")
 
@@ -181,6 +185,8 @@ def call(name: str, arguments: list[Scalar]) -> Scalar:
     wanted = _ARITY.get(name, 1)
     if len(arguments) != wanted and not (name in ("min", "max") and len(arguments) > wanted):
         raise ValueError(f"{name} takes {wanted} argument(s), got {len(arguments)}")
+    if name in ("min", "max", "clamp", "relu", "sign"):
+        _check_ordered(name, *arguments)
     function = _FUNCTIONS[name]
     with np.errstate(all="ignore"):
         result = function(*arguments[:wanted])
@@ -202,6 +208,15 @@ def _cast(name: str, arguments: list[Scalar]) -> Scalar:
         return dtype.numpy.type(value)  # type: ignore[no-any-return]
 
 
+def is_complex(value: object) -> bool:
+    return isinstance(value, complex | np.complexfloating)
+
+
+def _check_ordered(what: str, *operands: Scalar) -> None:
+    if any(map(is_complex, operands)):
+        raise TypeError(f"complex numbers have no order, which {what} needs")
+
+
 def _is_integer(value: Scalar) -> bool:
     return isinstance(value, int | np.integer | np.bool_)
 
@@ -211,6 +226,6 @@ def _plain(result: object, *operands: Scalar) -> Scalar:
     if isinstance(result, np.generic) and not any(isinstance(o, np.generic) for o in operands):
         item: object = result.item()
         result = item
-    if not isinstance(result, bool | int | float | np.generic):
+    if not isinstance(result, bool | int | float | complex | np.generic):
         raise TypeError(f"the result is a {type(result).__name__}, no number")
     return result

@@ -1,6 +1,6 @@
-"""Compute blocks of a pipeline that wait, to run as one program.
+"""Compute blocks of a pipeline, or of the top level of a program, that wait, to run as one program.
 
-In: blocks as a pipeline comes to them, with arrays and with what earlier blocks will have made. Out: `LazyArray` arrays; nothing runs until somebody
+In: blocks as a run comes to them, with arrays and with what earlier blocks will have made. Out: `LazyArray` arrays; nothing runs until somebody
 needs numbers. Then all blocks that wait become one `BlockGraph` function, which is compiled, fused and launched as a whole.
 """
 
@@ -19,7 +19,9 @@ from tilewright.base.target import host_cpu
 from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, front_end
 from tilewright.execute.calls.checks import bind_sizes
+from tilewright.execute.calls.complex_arrays import any_complex, makes_complex
 from tilewright.execute.calls.outputs import keep
+from tilewright.execute.calls.repeated_axes import repeating
 from tilewright.execute.devices import device_of
 from tilewright.runtime.exchange.libraries import is_tensor
 from tilewright.runtime.memory.device_array import DeviceArray
@@ -72,13 +74,18 @@ class BlockFuser:
         return found[1]
 
     def _results(self, function: Function, given: Mapping[str, object]) -> list[tuple[DType, Shape]] | None:
+        if makes_complex(function) or any_complex(given.values()):
+            return None  # code gives pairs of floats; a block of its own makes numbers of them
         specs = [_spec(value) for value in given.values()]
         if any(attribute.name in _APART for attribute in function.attributes) or None in specs:
             return None
-        rule = self._rule(function, tuple(spec for spec in specs if spec is not None))
+        known = tuple(spec for spec in specs if spec is not None)
+        rule = self._rule(function, known)
         if rule is None:
             return None
         shapes = {n: tuple(map(int, getattr(v, "shape", ()))) for n, v in given.items() if _is_array(v)}
+        if any(1 in shape for shape in shapes.values()) and repeating(function, known, shapes):
+            return None  # axes of extent 1 that repeat: code of its own is made for them
         sizes = bind_sizes(rule, shapes, {}, function.span)
         return [(output.dtype, tuple(s.evaluate(sizes) for s in output.shape)) for output in rule.outputs]
 
@@ -96,7 +103,7 @@ class BlockFuser:
 
 
 class LazyBlocks:
-    """The blocks of one call of a pipeline that have not run."""
+    """The blocks of one call of a pipeline, or of one run of a program, that have not run."""
 
     def __init__(self, name: str, joiner: BlockFuser, run: RunBlock, view: TakeView) -> None:
         self._name, self._joiner, self._run, self._view = name, joiner, run, view
@@ -139,10 +146,18 @@ class LazyBlocks:
 
     def finish(self, result: object) -> object:
         """The result of the pipeline, computed: what it does not need does not run."""
+        self._run_for(self._values_in(result))
+        return exchanged(result, lambda d: d.force())
+
+    def _values_in(self, result: object) -> Iterable[PendingValue]:
         found: list[LazyArray] = []
         exchanged(result, lambda d: found.append(d))
-        self._run_for(dict.fromkeys(d.value for d in found))
-        return exchanged(result, lambda d: d.force())
+        return dict.fromkeys(d.value for d in found)
+
+    def finish_all(self, results: Mapping[str, object]) -> dict[str, object]:
+        """The same for results by name."""
+        self._run_for(self._values_in(tuple(results.values())))
+        return {name: exchanged(value, lambda d: d.force()) for name, value in results.items()}
 
     def run_all(self) -> None:
         """Everything that somebody may still ask for."""
@@ -187,7 +202,7 @@ class LazyBlocks:
                 if isinstance(value, BlockView):
                     args.append(value._replace(value=numbers[value.value]))
                     continue
-                own = names.get(id(value)) if not isinstance(value, int | float | np.generic) else None
+                own = names.get(id(value)) if not isinstance(value, int | float | complex | np.generic) else None
                 if own is None:
                     own = _fresh(name, arguments)
                     arguments[own], names[id(value)] = value, own
@@ -241,5 +256,7 @@ def _spec(value: object) -> ArgSpec | None:
         return ScalarArg(dtypes.bool_)
     if isinstance(value, int | float):
         return ScalarArg(dtypes.i64 if isinstance(value, int) else dtypes.f64, weak=True)
+    if isinstance(value, complex) and not isinstance(value, np.generic):
+        return ScalarArg(dtypes.complex128, weak=True)
     found = dtypes.from_numpy(value.dtype) if isinstance(value, np.generic) else None
     return ScalarArg(found) if found is not None else None

@@ -29,6 +29,8 @@ class ReplayedProgram(Protocol):
 
     tree: syntax.Module
     run_compute: BlockRunner
+    wanted: frozenset[str] | None
+    """The names that runs give; None: all."""
 
     def checked(self, inputs: dict[str, object]) -> ModuleCheck:
         """What was found out about it, which has all it needs with these inputs and is right."""
@@ -74,7 +76,7 @@ class RepeatedCalls:
             from tilewright.zyn.replay.trace import NotRecorded, record
 
             try:
-                found, recorder = record(check, blocks, device, module.tree, inputs)
+                found, recorder = record(check, blocks, device, module.tree, inputs, module.wanted)
                 recording = recorder.recording
                 recording.result = {name: part for name, part in recording.result.items() if module.is_shown(name)}
                 made = linked(recording, device, self._only)
@@ -86,7 +88,7 @@ class RepeatedCalls:
                 return self._wanted(found)
             with self._lock:
                 self._seen[_key(device, inputs)] = False
-        return self._wanted(Run(check, blocks, device, dict(inputs)).run(module.tree))
+        return self._wanted(Run(check, blocks, device, dict(inputs)).run(module.tree, module.wanted))
 
     def _wanted(self, found: dict[str, object]) -> object:
         if self._only is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewright.base import dtypes
 from tilewright.base.source import Span
+from tilewright.execute.calls.complex_arrays import any_complex, makes_complex
 from tilewright.runtime.core import streams
 from tilewright.tree import syntax
 from tilewright.tree.block_graph import AffineIndex
@@ -259,6 +260,8 @@ class TraceRecorder(BlockRunner):
         """Run a compute block."""
         if any(p.in_place for p in function.params):
             raise NotRecorded(f"the block '{function.name}' writes in place")
+        if any_complex(arguments.values()) or makes_complex(function):
+            raise NotRecorded(f"the block '{function.name}' has complex numbers")
         given = {n: v.value if isinstance(v, Unread) else v for n, v in arguments.items()}
         resolved = self._runners.resolve(function, given, device)
         if resolved is None:
@@ -328,12 +331,14 @@ class RecordedRun(Run):
         raise NotRecorded("it assigns to parts of arrays or records")
 
 
-def record(check: ModuleCheck, runners: RecordableBlocks, device: str | None, tree: syntax.Module, values: dict[str, object]) -> tuple[dict[str, object], TraceRecorder]:
+def record(
+    check: ModuleCheck, runners: RecordableBlocks, device: str | None, tree: syntax.Module, values: dict[str, object], only: frozenset[str] | None = None
+) -> tuple[dict[str, object], TraceRecorder]:  # fmt: skip
     """Run a program and note what it does. Whatever goes wrong is `NotRecorded`: nothing of it stays, and it can be run anew."""
     recorder = TraceRecorder(runners, tuple(values))
     try:
         recorder.inputs(values)
-        found = RecordedRun(check, recorder, device, dict(values)).run(tree)
+        found = RecordedRun(check, recorder, device, dict(values)).run(tree, only)
         recorder.recording.result = {name: recorder.part(value) for name, value in found.items()}
     except NotRecorded:
         raise

@@ -96,10 +96,12 @@ class _WgmmaAttentionLowering:
         s = self.schedule
         self.epilogue.coordinates(b)
         step = self.scores.steps[-1]
-        self.query = self._staged(b, "q", self.scores.query_load, 0, s.m, s.k, 1)
-        self.key = self._staged(b, "k", self.scores.made[step.key], 1, s.n, s.k, s.stages)
-        self.value = self._staged(b, "v", self.scores.made[step.value], 0, s.n, s.head_dim_v, s.stages)
+        # Barriers lie behind all that begins at whole 1024 bytes: between, each would leave a gap.
+        query, key, value = (self._memory(b, *of) for of in (("q", s.m * s.k), ("k", s.stages * s.n * s.k), ("v", s.stages * s.n * s.head_dim_v)))
         self.epilogue.outputs(b)
+        self.query = self._staged(b, "q", query, self.scores.query_load, 0, s.m, s.k, 1)
+        self.key = self._staged(b, "k", key, self.scores.made[step.key], 1, s.n, s.k, s.stages)
+        self.value = self._staged(b, "v", value, self.scores.made[step.value], 0, s.n, s.head_dim_v, s.stages)
         if s.dynamic:
             self.next = b.op("alloc", dtype=u32, shape=(2,), space="shared", name="next")
             self.next_full = b.op("alloc", dtype=u64, shape=(2,), space="shared", name="next.full")
@@ -130,7 +132,10 @@ class _WgmmaAttentionLowering:
         b.multi("fence_init")
         return []
 
-    def _staged(self, b: Builder, name: str, load: Op, row_tile_axis: int, rows: int, columns: int, stages: int) -> _Staged:
+    def _memory(self, b: Builder, name: str, elements: int) -> Value:
+        return b.op("alloc", dtype=self.dtype, shape=(elements,), space="shared", align=1024, name=name)
+
+    def _staged(self, b: Builder, name: str, memory: Value, load: Op, row_tile_axis: int, rows: int, columns: int, stages: int) -> _Staged:
         tensor = load.operands[0]
         assert isinstance(tensor.type, Tensor)
         row_axis, column_axis = self.epilogue.axes(load, row_tile_axis)
@@ -142,7 +147,6 @@ class _WgmmaAttentionLowering:
         if not whole and divisors.of_size(shape[column_axis], self.kernel.facts) % wide == 0 and tensor.type.rank < 5:
             shape = [floordiv(shape[column_axis], Size.of(wide)), *shape[:column_axis], Size.of(wide)]
             strides, box, whole = [Size.of(wide), *strides], [columns // wide, *box], True
-        memory = b.op("alloc", dtype=self.dtype, shape=(stages * rows * columns,), space="shared", align=1024, name=name)
         tensor_map = b.op(
             "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES,
             name=f"{name}.map",

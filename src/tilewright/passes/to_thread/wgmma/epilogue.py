@@ -22,6 +22,8 @@ Loads that do not lie as the results do stay loads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import bool_, i32, u32, u64
@@ -363,7 +365,7 @@ class Epilogue(TileLowering):
 
     def store(self, b: Builder, op: Op) -> None:
         if op not in self.out_maps:
-            super().store(b, op)
+            self._store_by_threads(b, op)
             return
         tensor = op.operands[0].type
         assert isinstance(tensor, Tensor) and self.window is not None
@@ -390,6 +392,36 @@ class Epilogue(TileLowering):
         b.if_(self.leader, send, lambda inner: [])
         if self.fetched is not None:
             self._fetch_following(b)
+
+    def _store_by_threads(self, b: Builder, op: Op) -> None:
+        """Results from registers. A piece that lies inside as a whole needs no test for each element: addresses are computed once, and neighbours leave together."""
+        inside = self._is_inside(b, self.env[op.operands[-1]]) if op.attrs.get("masked") else None
+        if inside is None:
+            super().store(b, op)
+            return
+        whole = replace(op, operands=op.operands[:-1], attrs=MappingProxyType({name: value for name, value in op.attrs.items() if name != "masked"}))
+
+        def stored(inner: Builder, given: Op) -> list[Value]:
+            super(Epilogue, self).store(inner, given)
+            return []
+
+        b.if_(inside, lambda inner: stored(inner, whole), lambda inner: stored(inner, op))
+
+    def _is_inside(self, b: Builder, mask: Held) -> Value | None:
+        """Whether all elements of a piece are inside, for all threads alike; None where the mask says more than that indices are below bounds."""
+        if self.window is None or not isinstance(mask, Mask) or mask.others or not mask.edges:
+            return None
+        total: Value | None = None
+        for index, bound in mask.edges:
+            last = index.base
+            for axis, factor in index.factors.items():
+                if factor < 0:
+                    return None
+                most = self.tile.m - 1 if axis == 0 else self.layout.offset(axis, self.window[axis].stop - 1) + 7
+                last = b.add(last, b.index(factor * most))
+            below = b.op("lt", last, bound)
+            total = below if total is None else b.logical_and(total, below)
+        return total
 
     def _buffer_of(self, b: Builder, number: int) -> Value:
         """Where in shared memory a piece of this group is put together."""

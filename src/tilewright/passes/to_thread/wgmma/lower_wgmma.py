@@ -188,6 +188,9 @@ class _WgmmaLowering:
         rank = tensor.type.rank
         box = [1] * rank
         shape, strides = list(tensor.type.shape), list(tensor.type.strides)
+        end = load.attrs.get("end")
+        if isinstance(end, Size):
+            shape[k_axis] = end
         blocked = False
         if k_axis == rank - 1:
             major = "k"

@@ -1,0 +1,203 @@
+"""Convolutions whose pixels lie apart or in short rows, on a CPU: columns are copied by their places in a framed copy. Against float64, over odd sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.ir.emulator import run_program
+from tilewright.ir.nodes import walk
+
+Axes = tuple[int, ...]
+
+
+def exact(x: np.ndarray, w: np.ndarray, s: Axes, p: Axes, d: Axes) -> np.ndarray:
+    """The convolution in float64: for each tap, a view of the framed image."""
+    taps = w.shape[2:]
+    wide = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *((q, q) for q in p)))
+    size = [(e - f * (t - 1) - 1) // g + 1 for e, f, t, g in zip(wide.shape[2:], d, taps, s, strict=True)]
+    out = np.zeros((x.shape[0], w.shape[0], *size))
+    for tap in itertools.product(*map(range, taps)):
+        ends = [slice(t * f, t * f + g * (n - 1) + 1, g) for t, f, g, n in zip(tap, d, s, size, strict=True)]
+        every: Any = slice(None)
+        out += np.einsum("bc...,oc->bo...", wide[(every, every, *ends)], w[(every, every, *tap)].astype(np.float64))
+    return out
+
+
+def along(s: int, p: int, d: int) -> Callable[..., Any]:
+    @tw.kernel
+    def convolution(x: tw.Array, w: tw.Array) -> tw.Array:
+        n, channels, length = x.shape
+        filters, _, taps = w.shape
+        size = (length + 2 * p - d * (taps - 1) - 1) // s + 1
+        out = tw.empty((n, filters, size), x.dtype)
+        for b, o, i in tw.grid(n, filters, size):
+            total = x.dtype(0)
+            for c in range(channels):
+                for k in range(taps):
+                    at = i * s + k * d - p
+                    if 0 <= at < length:
+                        total += x[b, c, at] * w[o, c, k]
+            out[b, o, i] = total
+        return out
+
+    return convolution
+
+
+def plane(s: Axes, p: Axes, d: int) -> Callable[..., Any]:
+    (s0, s1), (p0, p1) = s, p
+
+    @tw.kernel
+    def convolution(x: tw.Array, w: tw.Array) -> tw.Array:
+        n, channels, height, width = x.shape
+        filters, _, kh, kw = w.shape
+        rows = (height + 2 * p0 - d * (kh - 1) - 1) // s0 + 1
+        columns = (width + 2 * p1 - d * (kw - 1) - 1) // s1 + 1
+        out = tw.empty((n, filters, rows, columns), x.dtype)
+        for b, o, i, j in tw.grid(n, filters, rows, columns):
+            total = x.dtype(0)
+            for c in range(channels):
+                for k in range(kh):
+                    y = i * s0 + k * d - p0
+                    if 0 <= y < height:
+                        for m in range(kw):
+                            z = j * s1 + m * d - p1
+                            if 0 <= z < width:
+                                total += x[b, c, y, z] * w[o, c, k, m]
+            out[b, o, i, j] = total
+        return out
+
+    return convolution
+
+
+def space(s: int, p: int) -> Callable[..., Any]:
+    @tw.kernel
+    def convolution(x: tw.Array, w: tw.Array) -> tw.Array:
+        n, channels, depth, height, width = x.shape
+        filters, _, kd, kh, kw = w.shape
+        planes = (depth + 2 * p - kd) // s + 1
+        rows = (height + 2 * p - kh) // s + 1
+        columns = (width + 2 * p - kw) // s + 1
+        out = tw.empty((n, filters, planes, rows, columns), x.dtype)
+        for b, o, h, i, j in tw.grid(n, filters, planes, rows, columns):
+            total = x.dtype(0)
+            for c in range(channels):
+                for q in range(kd):
+                    for k in range(kh):
+                        for m in range(kw):
+                            v = h * s + q - p
+                            y = i * s + k - p
+                            z = j * s + m - p
+                            if 0 <= v < depth and 0 <= y < height and 0 <= z < width:
+                                total += x[b, c, v, y, z] * w[o, c, q, k, m]
+            out[b, o, h, i, j] = total
+        return out
+
+    return convolution
+
+
+def check(kernel: Callable[..., Any], x: Axes, w: Axes, s: Axes, p: Axes, d: Axes, dtype: Any = np.float32) -> None:
+    rng = np.random.default_rng(len(x) + sum(x))
+    image, taps = rng.standard_normal(x).astype(dtype), rng.standard_normal(w).astype(dtype)
+    want = exact(image, taps, s, p, d)
+    limit = (1e-5 if dtype is np.float32 else 1e-13) * max(1.0, np.abs(want).max(initial=0.0)) * 8
+    np.testing.assert_allclose(kernel(image, taps), want, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize(("s", "p", "d", "taps"), [(2, 7, 2, 8), (1, 5, 1, 6), (3, 13, 3, 6), (4, 2, 2, 3)])
+def test_along_one_axis(s: int, p: int, d: int, taps: int) -> None:
+    kernel = along(s, p, d)
+    for n, c, f, length in ((3, 5, 13, 61), (1, 50, 17, 40), (10, 90, 9, 33), (2, 1, 33, d * (taps - 1) + 1)):
+        check(kernel, (n, c, length), (f, c, taps), (s,), (p,), (d,))
+
+
+@pytest.mark.parametrize(
+    ("s", "p", "d", "taps"),
+    [
+        ((2, 2), (8, 2), 2, (11, 11)),
+        ((2, 2), (7, 3), 2, (5, 5)),  # the padding is no multiple of what the index moves by
+        ((2, 2), (5, 0), 1, (11, 7)),
+        ((1, 2), (0, 1), 1, (3, 3)),
+        ((1, 1), (1, 1), 1, (4, 4)),
+        ((3, 6), (4, 5), 3, (3, 2)),
+    ],
+)
+def test_in_a_plane(s: Axes, p: Axes, d: int, taps: Axes) -> None:
+    kernel = plane(s, p, d)
+    least = [d * (t - 1) + 1 for t in taps]
+    for n, c, f, h, w in ((2, 3, 16, 9, 11), (1, 31, 5, 0, 6), (5, 7, 41, 13, 0), (3, 70, 19, 2, 3)):
+        check(kernel, (n, c, h + least[0], w + least[1]), (f, c, *taps), s, p, (d, d))
+
+
+@pytest.mark.parametrize(("s", "p"), [(1, 1), (2, 2)])
+def test_in_space(s: int, p: int) -> None:
+    kernel = space(s, p)
+    for n, c, f, size in ((2, 3, 13, (5, 7, 9)), (1, 19, 8, (3, 4, 15)), (4, 5, 17, (4, 3, 3))):
+        check(kernel, (n, c, *size), (f, c, 3, 3, 2), (s,) * 3, (p,) * 3, (1,) * 3)
+
+
+def test_in_double_precision() -> None:
+    check(plane((2, 2), (2, 1), 2), (3, 9, 17, 15), (7, 9, 3, 3), (2, 2), (2, 1), (2, 2), np.float64)
+    check(along(2, 3, 1), (3, 9, 37), (7, 9, 5), (2,), (3,), (1,), np.float64)
+
+
+def test_no_image_gives_no_result() -> None:
+    kernel = plane((2, 2), (1, 1), 2)
+    assert kernel(np.zeros((0, 3, 9, 9), np.float32), np.zeros((5, 3, 3, 3), np.float32)).shape == (0, 5, 4, 4)
+    assert not kernel(np.ones((2, 0, 9, 9), np.float32), np.ones((5, 0, 3, 3), np.float32)).any()
+
+
+@pytest.mark.parametrize("target", ["x86-64-avx2", "aarch64-neon"])
+@pytest.mark.parametrize(("s", "p", "d"), [((2, 2), (4, 3), 2), ((2, 1), (1, 2), 1)])
+def test_every_stage_stays_inside_its_arrays(target: str, s: Axes, p: Axes, d: int) -> None:
+    rng = np.random.default_rng(5)
+    x, w = rng.standard_normal((2, 3, 9, 8)).astype(np.float32), rng.standard_normal((5, 3, 3, 3)).astype(np.float32)
+    stages = plane(s, p, d).stages(x, w, target=target).stages  # type: ignore[attr-defined]
+    want = exact(x, w, s, p, (d, d))
+    for stage in (stages.loop, stages.tile, stages.thread):
+        np.testing.assert_allclose(run_program(stage, {"x": x, "w": w})["out"], want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("s", "p", "d"), [((2, 2), (8, 2), 2), ((2, 2), (7, 3), 2), ((2, 2), (1, 1), 1), ((3, 6), (4, 5), 3)]
+)
+def test_what_the_sum_walks_along_is_one_axis_of_a_frame(s: Axes, p: Axes, d: int) -> None:
+    x, w = np.zeros((3, 9, 17, 15), np.float32), np.zeros((7, 9, 3, 3), np.float32)
+    stages = plane(s, p, d).stages(x, w, target="aarch64-neon").stages  # type: ignore[attr-defined]
+    (frame,) = stages.loop.scratch
+    assert len(frame.type.shape) == 2
+    assert not any(op.opcode == "if" for op in walk(stages.loop.calls[1].kernel.body))
+
+
+@tw.kernel
+def diagonals(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters, _, taps = w.shape
+    out = tw.empty((n, filters, height), x.dtype)
+    for b, o, i in tw.grid(n, filters, height):
+        total = x.dtype(0)
+        for c in range(channels):
+            for k in range(taps):
+                y = i + k - 2
+                z = k + i - 2
+                if 0 <= y < height and 0 <= z < width:
+                    total += x[b, c, y, z] * w[o, c, k]
+        out[b, o, i] = total
+    return out
+
+
+@pytest.mark.parametrize("size", [(9, 9), (9, 13), (13, 9)])
+def test_one_index_for_two_axes(size: Axes) -> None:
+    rng = np.random.default_rng(8)
+    x, w = rng.standard_normal((3, 5, *size)).astype(np.float32), rng.standard_normal((7, 5, 5)).astype(np.float32)
+    line = np.zeros((3, 5, size[0]))
+    line[:, :, : min(size)] = np.diagonal(x.astype(np.float64), axis1=2, axis2=3)
+    want = exact(line, w, (1,), (2,), (1,))
+    np.testing.assert_allclose(diagonals(x, w), want, rtol=0, atol=1e-4)
+    stages = diagonals.stages(x, w, target="x86-64-avx2").stages
+    np.testing.assert_allclose(run_program(stages.tile, {"x": x, "w": w})["out"], want, rtol=0, atol=1e-4)

@@ -353,3 +353,30 @@ def test_a_pixel_reaches_the_windows_it_is_in(name: str, target: str) -> None:
     assert want.sum() == 8 * (4 + 6)
     for stage, result in run_stages(case.kernel, target, arguments).items():
         np.testing.assert_array_equal(np.isnan(result.astype(np.float64)), want, err_msg=stage)
+
+
+ROWS = {
+    "in turns": "m=128 n=128 k=64 stages=2 math_warpgroups=2 pingpong=1 mma_in_flight=1",
+    "together": "m=128 n=256 k=64 stages=2 math_warpgroups=2",
+    "three buffers": "m=128 n=192 k=64 stages=2 math_warpgroups=2 pingpong=1 mma_in_flight=1 epilogue_stages=3",
+    "one group": "m=64 n=64 k=64 stages=2",
+    "parts": "m=64 n=128 k=64 stages=2 math_warpgroups=2 pingpong=1 mma_in_flight=1 split_k=3",
+}
+
+
+@pytest.mark.parametrize("schedule", ROWS)
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("nk_bf16", 67), ("nk_bf16", 260), ("nk_f16", 2), ("nk_f16", 301), ("nk_bf16_to_f32", 131), ("bias_gelu_residual", 193), ("batched_rows_bf16", 99)],
+)
+def test_rows_of_results_that_begin_anywhere(name: str, columns: int, schedule: str) -> None:
+    """On a GPU that is too small: warps store their rows through shared memory, several tiles one after the other, and nothing beyond the edges."""
+    case = BY_NAME[name]
+    sizes = (2, 77, columns, 72) if name.startswith("batched") else (150, columns, 72)
+    small = replace(parse_target("sm_90a"), multiprocessors=2)
+    kernel = again(case.kernel, schedule=f"family=wgmma {ROWS[schedule]}")
+    case.check(on(kernel, emulator_device("thread", small)), sizes)
+    *_, call = kernel.stages(*case.arguments(sizes), target="sm_90a").stages.thread.calls
+    found = [op.opcode for op in walk(call.kernel.body)]
+    if schedule != "parts":
+        assert "warp_sync" in found and "tma_store" not in found

@@ -3,7 +3,8 @@
 In: the tile-stage ops behind the sum, and the sums in registers. Out: thread-stage ops. What the kernel does to its results is computed for
 64 rows of 128 bytes at a time, so that few values are alive at once, with the loads of the next piece on their way. A piece goes from registers
 to swizzled shared memory (by `stmatrix` where elements have two bytes) and from there by a bulk copy, which leaves out what is outside the
-array. Results the copy engine cannot write are stored from registers.
+array. Results the copy engine cannot write, since their rows begin anywhere, take the same way, but each warp stores its rows itself: lanes
+that lie side by side, where registers would give eight rows of 16 bytes at a time. What is no plane of its array is stored from registers.
 
 Results may lie across: where factors are exchanged, a tile's rows are what lies side by side in the array of results. A piece of
 64 x 64 results of two bytes is turned on its way to shared memory (`stmatrix` with `trans`) and leaves as any other.
@@ -21,6 +22,7 @@ Loads that do not lie as the results do stay loads.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -99,6 +101,10 @@ class Epilogue(TileLowering):
         self.piece_rows = BAND_ROWS if tile.bands else PIECE_ROWS
         """Rows of the block that two registers along m are, of all threads that share a piece."""
         self.out_maps: dict[Op, Value] = {}
+        self.row_stores: list[Op] = []
+        """Stores through shared memory that warps make row by row."""
+        self.out_size = 2
+        """Bytes of an element in a piece."""
         self.is_across = False
         """What leaves by the copy engine is turned on its way."""
         self.fetched: Op | None = None
@@ -165,13 +171,29 @@ class Epilogue(TileLowering):
             (self.out_maps[op],) = b.emit("tensor_map", (tensor,), attrs, "out.map")
             largest = max(largest, PIECE_ROWS * ROW_BYTES // tensor.type.dtype.itemsize)
             self.out_dtype = tensor.type.dtype
-        if self.out_maps:
-            # Buffers are taken in turn, always the same ones for the same piece of a tile: a whole number of rounds.
-            pieces = len(self.out_maps) * (self.rows // PIECE_ROWS) * (self.tile.n * self.out_dtype.itemsize // ROW_BYTES)
-            self.buffers = max(b for b in range(1, self.tile.stages + 1) if pieces % b == 0)
-            count = self.tile.warpgroups * self.buffers
-            self.out = b.op("alloc", dtype=self.out_dtype, shape=(count * largest,), space="shared", align=1024, name="out")
-            self.piece_size = largest
+        if not self.out_maps:
+            self._outgoing_rows(b)
+            return
+        # Buffers are taken in turn, always the same ones for the same piece of a tile: a whole number of rounds.
+        pieces = len(self.out_maps) * (self.rows // PIECE_ROWS) * (self.tile.n * self.out_dtype.itemsize // ROW_BYTES)
+        self.buffers = max(b for b in range(1, self.tile.stages + 1) if pieces % b == 0)
+        self._outgoing_buffers(b, largest)
+
+    def _outgoing_rows(self, b: Builder) -> None:
+        """One buffer for each group, of which each warp fills and empties its own rows."""
+        for op in walk(self.kernel.body):
+            if op.opcode == "store" and self._gains_in_rows(op):
+                dtype = dtype_of(op.operands[0].type)
+                if not self.row_stores or dtype is self.out_dtype:
+                    self.row_stores.append(op)
+                    self.out_dtype = dtype
+        if self.row_stores:
+            self._outgoing_buffers(b, PIECE_ROWS * ROW_BYTES // self.out_dtype.itemsize)
+
+    def _outgoing_buffers(self, b: Builder, size: int) -> None:
+        count = self.tile.warpgroups * self.buffers
+        self.out = b.op("alloc", dtype=self.out_dtype, shape=(count * size,), space="shared", align=1024, name="out")
+        self.out_size, self.piece_size = self.out_dtype.itemsize, size
 
     def _can_leave_by_copy(self, op: Op) -> bool:
         if self._lies_along(op):
@@ -184,21 +206,40 @@ class Epilogue(TileLowering):
     def _lies_along(self, op: Op) -> bool:
         tensor = op.operands[0].type
         assert isinstance(tensor, Tensor)
+        if not self._lies_in_rows(op) or tensor.rank > 5 or tensor.align < 16:
+            return False
+        if self.out_maps and (self.tile.horizontal == 1 or tensor.dtype is not self.out_dtype or self.is_across):
+            return False
+        return self._apart_by(tensor, 16)
+
+    def _lies_in_rows(self, op: Op) -> bool:
+        """Whether a store is of all results, and neighbours along the tile's rows are neighbours in memory."""
+        tensor = op.operands[0].type
+        assert isinstance(tensor, Tensor)
         value = op.operands[1 + tensor.rank].type
         size = tensor.dtype.itemsize
         if not hasattr(value, "shape") or value.shape != (self.tile.m, self.tile.n) or tensor.dtype is bool_:
             return False
-        if tensor.rank > 5 or size > 4 or tensor.align < 16 or (self.tile.n * size) % ROW_BYTES:
+        if size > 4 or (self.tile.n * size) % ROW_BYTES:
             return False
         try:
             _, column_axis = self.axes(op, 0)
         except CompilerBug:
             return False
-        if self.out_maps and (self.tile.horizontal == 1 or tensor.dtype is not self.out_dtype or self.is_across):
+        return column_axis == tensor.rank - 1 and tensor.strides[-1] == ONE
+
+    def _gains_in_rows(self, op: Op) -> bool:
+        """Whether threads that store their registers would write less than 32 bytes of a row at once: four of them have neighbouring pairs."""
+        tensor = op.operands[0].type
+        assert isinstance(tensor, Tensor)
+        size = tensor.dtype.itemsize
+        if size not in (2, 4) or not self._lies_in_rows(op):
             return False
-        if column_axis != tensor.rank - 1 or tensor.strides[-1] != ONE:
-            return False
-        return all(divisors.of_size(x, self.kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
+        return size == 2 or tensor.align < 2 * size or not self._apart_by(tensor, 2 * size)
+
+    def _apart_by(self, tensor: Tensor, count: int) -> bool:
+        """Whether rows surely begin at multiples of so many bytes, if the first one does."""
+        return all(divisors.of_size(x, self.kernel.facts) * tensor.dtype.itemsize % count == 0 for x in tensor.strides[:-1])
 
     def _lies_across(self, op: Op) -> bool:
         tensor = op.operands[0].type
@@ -263,7 +304,7 @@ class Epilogue(TileLowering):
     def _windows(self) -> list[tuple[range, range]]:
         """The registers of each piece, along both axes."""
         rows, columns = self.layout.registers((self.tile.m, self.tile.n))
-        wide = ROW_BYTES // (self.out_dtype.itemsize if self.out_maps else 2) // 8
+        wide = ROW_BYTES // self.out_size // 8
         return [
             (range(row, row + 2), range(column, min(column + wide, columns)))
             for row in range(0, rows, 2) for column in range(0, columns, wide)
@@ -364,6 +405,8 @@ class Epilogue(TileLowering):
         return ahead, behind
 
     def store(self, b: Builder, op: Op) -> None:
+        if op in self.row_stores and self._store_by_rows(b, op):
+            return
         if op not in self.out_maps:
             self._store_by_threads(b, op)
             return
@@ -376,8 +419,6 @@ class Epilogue(TileLowering):
             self._claim(b)  # else what was fetched into the buffer makes it this piece's
         if self.is_across:
             self._fill_turned(b, registers, buffer)
-        elif tensor.dtype.itemsize == 2:
-            self._fill_by_matrix(b, registers, buffer)
         else:
             self._fill(b, registers, buffer)
         b.multi("fence_async")
@@ -392,6 +433,73 @@ class Epilogue(TileLowering):
         b.if_(self.leader, send, lambda inner: [])
         if self.fetched is not None:
             self._fetch_following(b)
+
+    def _store_by_rows(self, b: Builder, op: Op) -> bool:
+        """A piece through shared memory, of which each warp stores the 16 rows that it has filled itself. False where more than edges is masked."""
+        tensor = op.operands[0].type
+        assert isinstance(tensor, Tensor) and self.window is not None
+        edges = self._limits(op) if op.attrs.get("masked") else [(None, False)] * tensor.rank
+        if edges is None:
+            return False
+        registers = self.registers(b, self.env[op.operands[1 + tensor.rank]], (self.tile.m, self.tile.n))
+        buffer = self._buffer_of(b, 0)
+        b.multi("warp_sync")  # other lanes may still read what was there
+        self._fill(b, registers, buffer)
+        b.multi("warp_sync")
+        origin = self._piece_origin(b, op, self.window)
+        inside = self._is_inside(b, self.env[op.operands[-1]]) if op.attrs.get("masked") else None
+        bounds, none = [bound for bound, _ in edges], [None] * tensor.rank
+        if inside is None:
+            self._empty_rows(b, op, buffer, origin, bounds)
+        else:
+            b.if_(inside, lambda inner: self._empty_rows(inner, op, buffer, origin, none), lambda inner: self._empty_rows(inner, op, buffer, origin, bounds))
+        return True
+
+    def _empty_rows(self, b: Builder, op: Op, buffer: Value, origin: Sequence[Value], bounds: Sequence[Value | None]) -> list[Value]:
+        """Store a warp's rows of a piece: lanes lie along a row, and those that are left over along the next ones."""
+        tensor = op.operands[0].type
+        assert isinstance(tensor, Tensor) and self.window is not None
+        row_axis, column_axis = self.axes(op, 0)
+        columns, size = 8 * len(self.window[1]), tensor.dtype.itemsize
+        width = self._row_width(tensor, origin[column_axis], bounds[column_axis])
+        across, in_chunk = columns // width, 16 // size
+        first, column = b.mul(self.warp, b.index(BAND_ROWS)), b.mul(self.lane, b.index(width))
+        if across < MMA_LANES:
+            first = b.add(first, b.op("floordiv", self.lane, b.index(across)))
+            column = b.op("and", column, b.index(columns - 1))
+
+        def some(inner: Builder, number: Value) -> list[Value]:
+            row = inner.add(first, number)
+            line, turn = inner.add(buffer, inner.mul(row, inner.index(ROW_BYTES // size))), inner.op("and", row, inner.index(7))
+            for start in range(0, across, MMA_LANES):
+                along = inner.add(column, inner.index(start * width))
+                chunk = inner.op("xor", inner.op("floordiv", along, inner.index(in_chunk)), turn)
+                place = inner.add(line, inner.add(inner.mul(chunk, inner.index(in_chunk)), inner.op("and", along, inner.index(in_chunk - 1))))
+                value = inner.op("load", self.out, place, width=width) if width > 1 else inner.op("load", self.out, place)
+                indices = list(origin)
+                indices[row_axis], indices[column_axis] = inner.add(origin[row_axis], row), inner.add(origin[column_axis], along)
+                self._store_inside(inner, op, indices, value, bounds)
+            return []
+
+        b.for_(b.index(0), b.index(BAND_ROWS), b.index(max(1, MMA_LANES // across)), [], some, "row", unroll=2)
+        return []
+
+    def _row_width(self, tensor: Tensor, column: Value, bound: Value | None) -> int:
+        """Elements that a lane stores at once: rows begin at such multiples, and edges do not cut through them."""
+        for width in (8 // tensor.dtype.itemsize, 4 // tensor.dtype.itemsize):
+            if tensor.align < width * tensor.dtype.itemsize or not self._apart_by(tensor, width * tensor.dtype.itemsize):
+                continue
+            if self.divisors.get(column, 1) % width == 0 and (bound is None or self.divisors.get(bound, 1) % width == 0):
+                return width
+        return 1
+
+    def _store_inside(self, b: Builder, op: Op, indices: Sequence[Value], value: Value, bounds: Sequence[Value | None]) -> None:
+        conditions = [b.op("lt", index, bound) for index, bound in zip(indices, bounds, strict=True) if bound is not None]
+        if not conditions:
+            b.multi("store", op.operands[0], *indices, value)
+            return
+        inside = functools.reduce(b.logical_and, conditions)
+        b.if_(inside, lambda inner: inner.multi("store", op.operands[0], *indices, value), lambda inner: [])
 
     def _store_by_threads(self, b: Builder, op: Op) -> None:
         """Results from registers. A piece that lies inside as a whole needs no test for each element: addresses are computed once, and neighbours leave together."""
@@ -454,7 +562,11 @@ class Epilogue(TileLowering):
             result.append(origin)
         return result
 
-    def _fill_by_matrix(self, b: Builder, registers: Registers, buffer: Value) -> None:
+    def _fill(self, b: Builder, registers: Registers, buffer: Value) -> None:
+        if self.out_dtype.itemsize != 2:
+            for place, cell in self._by_pair(b, buffer):
+                b.multi("store", self.out, place, registers.cells[cell])
+            return
         for place, cells in self._by_matrix(b, buffer):
             b.multi("stmatrix", self.out, place, *(b.op("to_bits", registers.cells[c]) for c in cells))
 
@@ -484,10 +596,6 @@ class Epilogue(TileLowering):
             place = b.add(start, b.mul(chunk, b.index(8)))
             top, left = self.window[0].start, self.window[1].start + number
             yield place, [(top, left), (top + 1, left), (top, left + 1), (top + 1, left + 1)]
-
-    def _fill(self, b: Builder, registers: Registers, buffer: Value) -> None:
-        for place, cell in self._by_pair(b, buffer):
-            b.multi("store", self.out, place, registers.cells[cell])
 
     def _by_pair(self, b: Builder, buffer: Value) -> Iterator[tuple[Value, Cell]]:
         """Other elements: two neighbours at a time."""

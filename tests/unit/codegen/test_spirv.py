@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -13,12 +14,16 @@ from click.testing import CliRunner
 
 import tilewright as tw
 from gallery_cases import CONTRACTION_CASES, GALLERY_CASES
+from tilewright.base.dtypes import f32
 from tilewright.base.errors import TargetLimit
 from tilewright.base.target import PORTABLE
 from tilewright.cli.main import cli
 from tilewright.codegen.spirv.assembler import NAMES, OPCODES, assemble, float_bits, float_text
 from tilewright.compile.build import llvm_text
 from tilewright.compile.driver import compile_stages
+from tilewright.compile.primitives import finished_program
+from tilewright.primitives.cpu_buckets import bucket_sort_program
+from tilewright.primitives.sort import SortPlan
 
 CASES = {case.name: case for case in (*GALLERY_CASES, *CONTRACTION_CASES)}
 ENVIRONMENTS = {"spirv-opencl": "opencl1.2", "spirv-vulkan": "vulkan1.2"}
@@ -72,6 +77,19 @@ def test_llvm_functions_by_name_and_long_vectors(name: str, tmp_path: Path) -> N
     program = compile_stages(kernel.function, runner.signature(arguments, True), target).stages.thread
     text, _ = llvm_text(program, target)
     assert 'LinkageAttributes "llvm.fma.v16f32" Import' in text and " fma " not in text
+    validate(assemble(text), "spirv-opencl", tmp_path)
+
+
+@needs_tools
+def test_arrays_of_a_thread_lie_as_their_vectors_say(tmp_path: Path) -> None:
+    """Vectors are written at multiples of 64 bytes: the array must begin at one, else a CPU with such registers stops the process."""
+    plain = PORTABLE["spirv-opencl"]
+    target = replace(plain, max_threads=1, max_local=1 << 20, vector_bytes=64, features=plain.features | {"spir"})
+    text, _ = llvm_text(finished_program(bucket_sort_program(SortPlan(f32)), target), target)
+    own = re.findall(r"^(%\S+) = OpVariable \S+ Function", text, re.M)
+    aligned = dict(re.findall(r"^OpDecorate (%\S+) Alignment (\d+)", text, re.M))
+    assert own and all(int(aligned[name]) >= 64 for name in own)
+    assert re.search(r"Aligned 64$", text, re.M)
     validate(assemble(text), "spirv-opencl", tmp_path)
 
 

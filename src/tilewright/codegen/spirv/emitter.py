@@ -571,7 +571,7 @@ class KernelText:
                 module.decorations.append(f"OpDecorate {name} Constant")
         else:
             name = self._own_part(memory.type) if self.flavour is OPENCL and not self.simt else module.variable(storage, kind)
-        if self.flavour is OPENCL and storage != "Function" and (self.simt or storage != "Workgroup"):
+        if self.flavour is OPENCL and (self.simt or storage != "Workgroup"):
             module.decorations.append(f"OpDecorate {name} Alignment {max(16, memory.type.align)}")
         if self.flavour is not OPENCL and storage != "Function":
             self.interface.append(name)

@@ -34,7 +34,7 @@ print(graph.nodes, graph.instantiations, len(driver.calls("cuGraphLaunch")))
 
 
 def run(*command: str) -> list[str]:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

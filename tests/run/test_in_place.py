@@ -507,7 +507,7 @@ for arguments in ((fixed, row, 1), (cache, cache[1], 0), (cache, row, 9)):
         print(error)
 assert (cache[[0, 1, 3]] == 0).all()
 """
-    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "'cache' is read-only, and the function writes to it"

@@ -50,7 +50,7 @@ def test_what_the_emulator_prints(device: str, capfd: pytest.CaptureFixture[str]
 
 
 def run(text: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -313,7 +313,7 @@ def _run(body: str, tmp_path: Path) -> str:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT + textwrap.dedent(body), encoding="utf-8")
     environment = {**os.environ, "TILEWRIGHT_CACHE_DIR": str(tmp_path / "own")}
-    done = subprocess.run([sys.executable, "-X", "faulthandler", str(path)], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run([sys.executable, "-X", "faulthandler", str(path)], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout
 

@@ -84,7 +84,7 @@ def test_python_blocks_run_and_print_what_they_say(name: str, tmp_path: Path) ->
         (tmp_path / folder).symlink_to(ROOT / folder)
     script = tmp_path / f"{Path(name).stem}_md.py"
     script.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert expected
     assert done.stdout.splitlines() == expected
@@ -95,7 +95,7 @@ def test_the_c_program_of_critical_functions_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs/critical-path.md").read_text(encoding="utf-8")
     script = "\n".join(fence.text for fence in fences("docs/critical-path.md") if fence.info == "python")
     (tmp_path / "page.py").write_text(script, encoding="utf-8")
-    done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     (program,) = [fence.text for fence in fences("docs/critical-path.md") if fence.info == "c"]
     (tmp_path / "program.c").write_text(program, encoding="utf-8")
@@ -203,7 +203,7 @@ def test_errors_say_what_the_index_says(tmp_path: Path) -> None:
         place.write_text(example.text, encoding="utf-8")
         paths.append(str(place))
     command = [sys.executable, "-c", _RUN_EXAMPLES, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=True)
     for (example, message), path, got in zip(pairs, paths, json.loads(done.stdout), strict=True):
         assert got.replace(path, "example.py") == message.text.rstrip("\n"), f"docs/errors.md:{example.line}"
 

@@ -39,7 +39,7 @@ def run(name: str, info: str, prelude: str, tmp_path: Path) -> None:
     script, start = tmp_path / f"{Path(name).stem}_md.py", tmp_path / "start.py"
     script.write_text("\n".join(lines) + "\n", encoding="utf-8")
     start.write_text(prelude)
-    done = subprocess.run([sys.executable, str(start), str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=180, check=False)
+    done = subprocess.run([sys.executable, str(start), str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert expected
     assert done.stdout.splitlines() == expected

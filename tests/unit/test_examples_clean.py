@@ -53,7 +53,7 @@ def test_pyright_on_pages(page: str, tmp_path: Path) -> None:
 def check_types(what: str, folder: Path) -> None:
     command = [tool("pyright"), "--pythonpath", sys.executable, what]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
     except subprocess.TimeoutExpired:
         pytest.skip("pyright did not answer: its first start needs a network")
     if done.returncode not in (0, 1):

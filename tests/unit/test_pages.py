@@ -34,7 +34,7 @@ def test_a_page_runs(page: Path, tmp_path: Path) -> None:
             pytest.skip(f"{library} is not installed")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     command = [sys.executable, str(ROOT / "tests/page_runner.py"), str(page), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) > 0
 

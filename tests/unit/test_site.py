@@ -83,7 +83,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
             pytest.skip(f"{module} is not installed: make docs does it")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     built = {path.relative_to(tmp_path / "site").with_suffix(".md").as_posix() for path in (tmp_path / "site").rglob("*.html")}

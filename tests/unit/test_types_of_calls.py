@@ -142,7 +142,7 @@ def test_pyright_agrees(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(WRONG + "\n".join(CALLS) + "\n")
     (tmp_path / "pyrightconfig.json").write_text(f'{{"typeCheckingMode": "strict", "extraPaths": ["{ROOT / "src"}"]}}')
     try:
-        done = subprocess.run([program, "--pythonpath", sys.executable], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run([program, "--pythonpath", sys.executable], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
     except subprocess.TimeoutExpired:
         pytest.skip("pyright did not answer: its first start needs a network")
     if done.returncode not in (0, 1):

@@ -79,7 +79,7 @@ def run(*command: str, path: Path | str, folder: Path, limit: int = 300) -> str:
 def fetch(requirement: str, folder: Path) -> None:
     """Put a package of the index into a folder; skip where no index can be reached."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         pytest.skip(f"{requirement} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
 

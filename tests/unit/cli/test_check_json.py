@@ -103,10 +103,10 @@ def test_checking_loads_neither_llvm_nor_code_generators() -> None:
         f"assert check([{str(ROOT / 'examples/zyn/transformer.zyn')!r}], '', False)\n"
         "print([m for m in sys.modules if m.startswith(('llvmlite', 'tilewright.codegen.llvm.emitter', 'torch'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_package_offers_all_its_names() -> None:
     code = "import tilewright as tw\nassert [n for n in tw.__all__ if not hasattr(tw, n)] in ([], ['jax_function']), 'missing'\nfrom tilewright import *"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -70,7 +70,7 @@ class Client:
         self._number += 1
         self._send({"id": self._number, "method": method, "params": params})
         while True:
-            message = self._inbox.get(timeout=60)
+            message = self._inbox.get(timeout=600)
             if message.get("id") == self._number and "method" not in message:
                 assert "error" not in message, message
                 return message["result"]
@@ -88,7 +88,7 @@ class Client:
                     del self.notes[: position + 1]
                     found: list[dict[str, Any]] = params["diagnostics"]
                     return found
-            self.notes.append(self._inbox.get(timeout=60))
+            self.notes.append(self._inbox.get(timeout=600))
 
     def silent(self, seconds: float) -> bool:
         try:

@@ -445,6 +445,6 @@ def test_concurrent_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "cache"), str(Path(__file__).parent)]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for writer in writers:
-        output, printed = writer.communicate(timeout=60)
+        output, printed = writer.communicate(timeout=600)
         assert (output.strip(), printed) == ("0", "")
     assert not [path for path in entries(DiskCache(tmp_path / "cache")) if path.name.startswith(".tmp")]

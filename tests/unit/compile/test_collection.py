@@ -51,12 +51,12 @@ def test_it_goes_on_when_the_last_thread_leaves() -> None:
     def work() -> None:
         with no_collection():
             inside.set()
-            leave.wait(30)
+            leave.wait(60)
 
     thread = threading.Thread(target=work)
     with no_collection():
         thread.start()
-        inside.wait(30)
+        inside.wait(60)
     assert not gc.isenabled()
     leave.set()
     thread.join()
@@ -71,7 +71,7 @@ def test_a_child_does_not_wait_for_threads_that_it_has_not(is_inside: bool) -> N
     def work() -> None:
         with no_collection():
             inside.set()
-            leave.wait(30)
+            leave.wait(60)
 
     def child_collects() -> bool:
         child = os.fork()
@@ -81,7 +81,7 @@ def test_a_child_does_not_wait_for_threads_that_it_has_not(is_inside: bool) -> N
 
     thread = threading.Thread(target=work)
     thread.start()
-    inside.wait(30)
+    inside.wait(60)
     if is_inside:
         with no_collection():
             assert not child_collects()

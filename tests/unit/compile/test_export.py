@@ -60,7 +60,7 @@ def product(a: tw.Array, b: tw.Array) -> tw.Array:
 def run(folder: Path, text: str) -> str:
     """Run Python text in a process that cannot import Tilewright."""
     guard = "import sys\nsys.modules['tilewright'] = None\nimport numpy as np\nrng = np.random.default_rng(0)\n"
-    done = subprocess.run([sys.executable, "-c", guard + text], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", guard + text], cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -202,8 +202,8 @@ def test_from_c(tmp_path: Path, linked: str) -> None:
     tw.export(column_norms, a, folder=tmp_path)
     (tmp_path / "main.c").write_text(CALLER)
     what = ["times.o", "column_norms.o"] if linked == "objects" else ["-L.", "-ltimes", "-lcolumn_norms", "-Wl,-rpath,."]
-    subprocess.run(["cc", "-Wall", "-Werror", "-std=c11", "main.c", *what, "-o", "main"], cwd=tmp_path, check=True, timeout=60)
-    done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    subprocess.run(["cc", "-Wall", "-Werror", "-std=c11", "main.c", *what, "-o", "main"], cwd=tmp_path, check=True, timeout=600)
+    done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (0, "1 launch, a size is negative\n")
 
 
@@ -215,7 +215,7 @@ def test_files_for_a_gpu(tmp_path: Path) -> None:
     text = written["product.py"].read_text()
     assert "tilewright." not in text.replace("tilewright export", "")
     if shutil.which("cc"):
-        subprocess.run(["cc", "-Wall", "-Werror", "-std=c11", "-fsyntax-only", "-x", "c", "product.h"], cwd=tmp_path, check=True, timeout=60)
+        subprocess.run(["cc", "-Wall", "-Werror", "-std=c11", "-fsyntax-only", "-x", "c", "product.h"], cwd=tmp_path, check=True, timeout=600)
     run(tmp_path, "import product\nd = product.DESCRIPTION\nassert d['launches'][0]['maps'] and d['code'][-1] == 'product.ptx'")
 
 

@@ -91,10 +91,10 @@ def described(
     (folder / "main.c").write_text(PRINTER % {"name": name, "more": more})
     assert COMPILER is not None
     command = [COMPILER, "-Wall", "-Wextra", "-Werror", "-std=c11", "main.c", f"{name}.o", *objects, "-o", "main"]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     assert made.returncode == 0, made.stderr
     done = subprocess.run(
-        ["./main", *map(str, sizes)], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        ["./main", *map(str, sizes)], cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, (done.returncode, done.stdout)
     found: dict[str, Any] = json.loads(done.stdout)

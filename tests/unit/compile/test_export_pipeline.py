@@ -104,11 +104,11 @@ def built(folder: Path, source: str, objects: list[str], name: str = "main") -> 
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert made.returncode == 0, made.stderr
-    return subprocess.run([f"./{name}"], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([f"./{name}"], cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
 def invoked(*arguments: str) -> str:

@@ -117,7 +117,7 @@ def test_killed_while_compiling(tmp_path: Path, isolate: str) -> None:
             pytest.fail("a worker outlived the process it worked for")
     for _ in range(2):
         last = start(tmp_path, COMPILER, TILEWRIGHT_ISOLATE=isolate)
-        output, printed = last.communicate(timeout=60)
+        output, printed = last.communicate(timeout=600)
         assert (last.returncode, output, printed) == (0, "done\n", "")
 
 
@@ -140,7 +140,7 @@ def test_two_processes_tuning_one_kernel_keep_each_others_measurements(tmp_path:
     processes = [start(tmp_path, TUNER, str(tmp_path), str(first), str(first + 60)) for first in (1, 61, 121)]
     (tmp_path / "go").touch()
     for process in processes:
-        _, printed = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=600)
         assert (process.returncode, printed) == (0, "")
     found = TuningStore(tmp_path).get(KEY)
     assert found is not None

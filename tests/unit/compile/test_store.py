@@ -86,12 +86,12 @@ def test_other_keys_do_not_wait(store: ArtifactStore) -> None:
 
     def slow() -> Artifact:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return artifact()
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.get_or_build, KEY, slow)
-        assert inside.wait(10)
+        assert inside.wait(60)
         assert store.get_or_build(KEY[::-1], lambda: artifact(b"other")).code == b"other"
         assert not waiting.done()
         go_on.set()

@@ -455,5 +455,5 @@ def test_forks_and_exits(tmp_path: Any) -> None:
             print("done")
     """)
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -46,7 +46,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[NullCuda]:
     with installed(mode=request.param, count=2) as driver:
         yield driver
     # The thread that made a held call releases its stream a moment after the result is there.
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while streams.FAST_PATH_OFF.value and time.monotonic() < end:
         time.sleep(0.001)
     assert streams.STREAM_NAMED.value == streams.FAST_PATH_OFF.value == 0
@@ -64,9 +64,9 @@ def test_calls_give_futures(host: str) -> None:
     scaled = make()
     future = scaled(X, 2.0, device=host, asynchronous=True)
     assert isinstance(future, tw.Future)
-    np.testing.assert_array_equal(future.result(timeout=60), X * 2)
+    np.testing.assert_array_equal(future.result(timeout=600), X * 2)
     out = np.empty_like(X)
-    assert scaled(X, 3.0, device=host, out=out, asynchronous=True).result(timeout=60) is out
+    assert scaled(X, 3.0, device=host, out=out, asynchronous=True).result(timeout=600) is out
     np.testing.assert_array_equal(out, X * 3)
 
 
@@ -90,7 +90,7 @@ def test_a_kernel_can_be_asynchronous_by_itself() -> None:
     for _ in range(3):
         future = scaled(X, 2.0)
         assert isinstance(future, tw.Future)
-        np.testing.assert_array_equal(future.result(timeout=60), X * 2)
+        np.testing.assert_array_equal(future.result(timeout=600), X * 2)
         np.testing.assert_array_equal(scaled(X, 2.0, asynchronous=False), X * 2)
 
 
@@ -104,7 +104,7 @@ def test_a_parameter_may_be_called_stream() -> None:
         return out
 
     np.testing.assert_array_equal(scaled(X, stream=2.0), X * 2)
-    np.testing.assert_array_equal(scaled(X, stream=2.0, asynchronous=True).result(timeout=60), X * 2)
+    np.testing.assert_array_equal(scaled(X, stream=2.0, asynchronous=True).result(timeout=600), X * 2)
 
 
 def test_plain_calls_stay_on_their_fast_way() -> None:
@@ -112,7 +112,7 @@ def test_plain_calls_stay_on_their_fast_way() -> None:
     scaled(X, 2.0)
     direct = scaled.__call__
     assert direct is not scaled._general
-    np.testing.assert_array_equal(scaled(X, 2.0, asynchronous=True).result(timeout=60), X * 2)
+    np.testing.assert_array_equal(scaled(X, 2.0, asynchronous=True).result(timeout=600), X * 2)
     assert scaled.__call__ == direct
 
 
@@ -120,10 +120,10 @@ def test_errors_are_raised_where_they_are_awaited() -> None:
     scaled = make()
     future = scaled("text", 2.0, asynchronous=True)
     with pytest.raises(tw.UserError, match="'x'"):
-        future.result(timeout=60)
+        future.result(timeout=600)
     dependent = scaled(future, 2.0, asynchronous=True)
     with pytest.raises(tw.UserError, match="'x'"):
-        dependent.result(timeout=60)
+        dependent.result(timeout=600)
     with pytest.raises(tw.UserError, match="asynchronous= is a int"):
         scaled(X, 2.0, asynchronous=1)
     with pytest.raises(tw.UserError, match="device= is a int"):
@@ -144,7 +144,7 @@ def test_calls_of_a_stream_run_in_order_and_can_be_cancelled() -> None:
     assert dropped.cancel()
     assert not first.done()
     gate.set_result(None)
-    np.testing.assert_array_equal(last.result(timeout=60), X * 6)
+    np.testing.assert_array_equal(last.result(timeout=600), X * 6)
     with pytest.raises(CancelledError):
         dropped.result()
     stream.synchronize()
@@ -209,7 +209,7 @@ def test_many_threads_on_the_host() -> None:
         with tw.Stream("cpu"):
             for k in range(50):
                 a = scaled(X, 2.0, asynchronous=True)
-                if not np.array_equal(scaled(a, float(number), asynchronous=True).result(timeout=60), X * 2 * number):
+                if not np.array_equal(scaled(a, float(number), asynchronous=True).result(timeout=600), X * 2 * number):
                     wrong.append((number, k))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
@@ -312,8 +312,8 @@ def test_transfers_are_queued(gpu: NullCuda) -> None:
     held = tw.transfer(gate, "cuda")
     behind = tw.transfer(X * 5, "cuda")
     threading.Timer(0.02, lambda: gate.set_result(X * 4)).start()
-    np.testing.assert_array_equal(np.asarray(held.result(timeout=10)), X * 4)
-    np.testing.assert_array_equal(np.asarray(behind.result(timeout=10)), X * 5)
+    np.testing.assert_array_equal(np.asarray(held.result(timeout=60)), X * 4)
+    np.testing.assert_array_equal(np.asarray(behind.result(timeout=60)), X * 5)
     with pytest.raises(tw.UserError, match="is on a GPU already"):
         tw.transfer(z, "cuda")
     with pytest.raises(tw.UserError, match="a list cannot be copied"):
@@ -327,13 +327,13 @@ def test_transfers_are_queued(gpu: NullCuda) -> None:
 def test_transfers_on_the_host() -> None:
     gate: tw.Future[Any] = tw.Future()
     copied, waiting = tw.transfer(X, "cpu"), tw.transfer(gate, "cpu")
-    found = copied.result(timeout=10)
+    found = copied.result(timeout=60)
     assert found is not X
     np.testing.assert_array_equal(found, X)
     gate.set_result(X * 2)
-    np.testing.assert_array_equal(waiting.result(timeout=10), X * 2)
+    np.testing.assert_array_equal(waiting.result(timeout=60), X * 2)
     with pytest.raises(tw.UserError, match="out= does not fit"):
-        tw.transfer(X, "cpu", out=np.empty(3)).result(timeout=10)
+        tw.transfer(X, "cpu", out=np.empty(3)).result(timeout=60)
 
 
 def test_await_on_the_gpu(gpu: NullCuda) -> None:
@@ -367,8 +367,8 @@ def test_a_future_of_the_cpu_holds_a_gpu_call_back(gpu: NullCuda) -> None:
         # A plain call on the stream comes after those held back.
         plain = scaled(x, 5.0)
     np.testing.assert_array_equal(np.asarray(plain), X * 5)
-    np.testing.assert_array_equal(held.result(timeout=10), X * 2)
-    np.testing.assert_array_equal(np.asarray(behind.result(timeout=10)), X * 3)
+    np.testing.assert_array_equal(held.result(timeout=60), X * 2)
+    np.testing.assert_array_equal(np.asarray(behind.result(timeout=60)), X * 3)
     with pytest.raises(CancelledError):
         dropped.result()
     assert len(gpu.programs.launched) == before + 3
@@ -381,8 +381,8 @@ def test_a_held_call_fails_with_what_it_waits_for(gpu: NullCuda) -> None:
     held = scaled(gate, 2.0, device="cuda", asynchronous=True)
     gate.set_exception(ValueError("no array"))
     with pytest.raises(ValueError, match="no array"):
-        held.result(timeout=10)
-    end = time.monotonic() + 5
+        held.result(timeout=60)
+    end = time.monotonic() + 60
     while streams.FAST_PATH_OFF.value and time.monotonic() < end:
         time.sleep(0.001)
     np.testing.assert_array_equal(scaled(X, 2.0, device="cuda"), X * 2)
@@ -399,7 +399,7 @@ def test_a_stream_waits_for_the_host(gpu: NullCuda) -> None:
     time.sleep(0.01)
     assert not future.done()
     gate.set_result(None)
-    np.testing.assert_array_equal(np.asarray(future.result(timeout=10)), X * 2)
+    np.testing.assert_array_equal(np.asarray(future.result(timeout=60)), X * 2)
 
 
 def test_stream_and_event_objects(gpu: NullCuda) -> None:
@@ -492,7 +492,7 @@ def test_many_threads_on_the_gpu() -> None:
                 with tw.Stream("cuda"):
                     for k in range(10):
                         a = scaled(x, 2.0, asynchronous=True)
-                        found = scaled(a, float(number), asynchronous=True).result(timeout=60)
+                        found = scaled(a, float(number), asynchronous=True).result(timeout=600)
                         if not np.array_equal(np.asarray(found), X * 2 * number):
                             wrong.append((number, k))
             except Exception as error:

@@ -69,6 +69,6 @@ def test_a_child_of_a_process_that_compiles_can_compile(tmp_path: Path) -> None:
     path = tmp_path / "forks.py"
     path.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=200, env={**os.environ, "TILEWRIGHT_CACHE": "0"}, check=False
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=600, env={**os.environ, "TILEWRIGHT_CACHE": "0"}, check=False
     )
     assert done.stdout.strip() == "failed 0", done.stderr[-2000:]

@@ -227,9 +227,9 @@ def test_a_recording_that_fails_leaves_the_graph_as_it_was(device: str) -> None:
 def test_asynchronous_replay(device: str) -> None:
     scaled = make()
     graph = tw.graph(lambda x: call(scaled, device, x, 2.0), on(device, X), device=device)
-    np.testing.assert_array_equal(np.asarray(graph.replay(asynchronous=True).result(timeout=60)), X * 2)
+    np.testing.assert_array_equal(np.asarray(graph.replay(asynchronous=True).result(timeout=600)), X * 2)
     stream = tw.Stream(device)
-    np.testing.assert_array_equal(np.asarray(graph.replay(stream=stream, asynchronous=True).result(timeout=60)), X * 2)
+    np.testing.assert_array_equal(np.asarray(graph.replay(stream=stream, asynchronous=True).result(timeout=600)), X * 2)
     np.testing.assert_array_equal(np.asarray(graph.replay(stream=stream)), X * 2)
 
 
@@ -341,7 +341,7 @@ def test_many_threads_replay_one_graph(device: str) -> None:
         try:
             with tw.Stream(device):
                 for _ in range(5):
-                    graph.replay(asynchronous=True).result(timeout=60)
+                    graph.replay(asynchronous=True).result(timeout=600)
         except Exception as error:
             wrong.append(error)
 
@@ -657,7 +657,7 @@ EXIT = """
 def test_at_exit_everything_may_be_alive(tmp_path: Path) -> None:
     script = tmp_path / "leave.py"
     script.write_text(textwrap.dedent(EXIT.format(tests=str(TESTS))), encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("leaving\n", "", 0)
 
 

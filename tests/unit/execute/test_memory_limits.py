@@ -83,7 +83,7 @@ def test_limits_on_memory_give_errors(tmp_path: Path) -> None:
     path = tmp_path / "limits.py"
     path.write_text(SCRIPT, encoding="utf-8")
     environment = {**os.environ, "TILEWRIGHT_CACHE": "0"}
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, env=environment, check=False)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=600, env=environment, check=False)
     lines = done.stdout.splitlines()
     assert len(lines) == 6, done.stderr[-2000:]
     assert all(line.endswith(" 0") for line in lines), done.stdout + done.stderr[-2000:]

@@ -133,7 +133,7 @@ def test_a_setting_holds_at_the_first_compilation(tmp_path: Path) -> None:
     here = tmp_path / "kernel.py"
     here.write_text("@tw.kernel\ndef k(x):\n    return x * 3\n")
     for name, value, said in (("TILEWRIGHT_ISOLATE", "sometimes", "set it to auto, always or never"), ("TILEWRIGHT_CACHE_SIZE", "big", "a number of bytes"), ("TILEWRIGHT_WRAN", "off", "did you mean TILEWRIGHT_WARN?")):
-        done = subprocess.run([sys.executable, "-c", program, str(here)], env={**os.environ, name: value}, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([sys.executable, "-c", program, str(here)], env={**os.environ, name: value}, capture_output=True, text=True, timeout=600, check=False)
         assert (name in done.stderr, said in done.stderr) == (True, True), done.stderr
 
 

@@ -56,7 +56,7 @@ X = np.arange(3, dtype=np.float32)
 
 
 def _python(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=600, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def test_a_file_on_standard_input(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_prompt_with_history() -> None:
         for line in typed:
             os.write(main, (line + "\n").encode())
             until_prompt()
-        process.wait(30)
+        process.wait(60)
     finally:
         process.kill()
         process.wait()

@@ -59,7 +59,7 @@ def own_ops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def process(op: str, folder: Path) -> tuple[list[str], bool, np.ndarray, np.ndarray, int]:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, op], env={**os.environ, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, op], env={**os.environ, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     made, cached, y, cache, nbytes = json.loads(done.stdout)
     return made, cached, np.array(y), np.array(cache), nbytes

@@ -251,7 +251,7 @@ def in_child(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "child.py"
     script.write_text(HEAD.format(tests=str(TESTS)) + textwrap.dedent(body))
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "TILEWRIGHT_CACHE_DIR": str(tmp_path / "cache")}
-    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False, env=environment)
+    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=False, env=environment)
 
 
 def test_a_forked_child_is_told_so_and_uses_the_cpu(tmp_path: Path) -> None:

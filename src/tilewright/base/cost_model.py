@@ -289,6 +289,8 @@ class CacheCosts:
     window_depth: int = 640
     """How much of the sum is done at most before its results go back to memory, for elements of 4 bytes: in one matrix product, and in
     all else. 64 channels under a window of 3 x 3 are 576."""
+    panel_bytes: int = 22 << 10
+    """How much of the other factor lies in the first-level cache, beside what passes of the one that is kept: a panel of rows over one stretch of the sum."""
     kept_bytes: int = 1 << 20
     """How much of one factor lies in the second-level cache at once."""
     unit_depth: int = 1 << 11

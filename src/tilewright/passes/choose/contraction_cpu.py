@@ -11,6 +11,7 @@ from tilewright.analysis import ranges
 from tilewright.analysis.contraction import Contraction, Factor
 from tilewright.analysis.guard_safety import is_safe_without
 from tilewright.analysis.ranges import Range
+from tilewright.base.cost_model import CacheCosts
 from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Value, walk
@@ -38,7 +39,7 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[C
     plain = not found.batch and len(found.m) == len(found.n) == 1
     rows, vectors = _register_tile(target, plain)
     nr = vectors * lanes
-    depth = (costs.depth if plain else costs.window_depth) * 4 // max(4, dtype.itemsize)
+    depth = (_plain_depth(costs, rows) if plain else costs.window_depth) * 4 // max(4, dtype.itemsize)
     kept, sums = costs.kept_bytes, costs.sum_bytes
     if target.max_local:  # a thread's memory is what the device gives it
         kept, sums = min(kept, target.max_local // 2), min(sums, target.max_local // 4)
@@ -55,6 +56,8 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[C
     return (*_unit_schedules(found, target, keep), plain_one)
 
 
+DEPTHS = 64
+"""Stretches of the sum are multiples of this."""
 TINY, TINY_WORK = 16, 64
 """Terms and columns up to which a product is computed as written, since panels would be copied for a few operations each; and their product, where one matrix
 serves all rows."""
@@ -92,6 +95,12 @@ def _copyable(found: Contraction, factor: Factor, known: Mapping[Value, Range]) 
         return ops is not None
     made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
     return all(is_safe_without(op, other, made, known) for op in ops if op.opcode == "load")
+
+
+def _plain_depth(costs: CacheCosts, rows: int) -> int:
+    """How long a stretch of the sum is, for elements of 4 bytes: no panel of rows is larger than its share of the nearest cache."""
+    room = costs.panel_bytes // (4 * rows)
+    return min(costs.depth, room - room % DEPTHS)
 
 
 def _register_tile(target: Target, plain: bool) -> tuple[int, int]:

@@ -38,7 +38,9 @@ from tilewright.passes.common.registers import (
     ThreadView,
     shape_of,
 )
+from tilewright.passes.to_thread.masked_vectors import lanes_inside, masks_vectors
 from tilewright.passes.to_thread.tile_reductions import TileReductions
+from tilewright.passes.to_thread.turned_stores import store_turned
 
 if TYPE_CHECKING:
     from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting
@@ -636,6 +638,9 @@ class TileLowering(ThreadView):
                 cells[cell] = self.concatenated(b, together)
                 cut.append((cell, whole, pieces))
                 continue
+            if isinstance(mask, Mask) and len(pieces) == 1 and masks_vectors(self, memory, mask, cell):
+                cells[cell] = b.op("load_lanes", memory, *pieces[0][0], lanes_inside(self, b, mask, cell))
+                continue
             one_each = mask is not None and len(pieces) < self.vector and not self.whole_vectors(b, mask, cell)
             if one_each and self.is_wide(result.shape):
                 pieces = self.singles(b, memory.type, held, pieces)
@@ -761,6 +766,8 @@ class TileLowering(ThreadView):
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
         registers, aligned, checked = self.registers(b, value, shape), _aligned(op), bool(op.attrs.get("checked"))
+        if mask is None and store_turned(self, b, memory, held, shape, registers):
+            return
 
         def everything(inner: Builder) -> list[Value]:
             cells = self.cells(shape)

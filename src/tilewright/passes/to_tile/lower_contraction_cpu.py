@@ -49,8 +49,8 @@ from tilewright.passes.to_tile.panel_copies import PanelCopies
 from tilewright.passes.to_tile.panel_sides import Side, join_rows, join_terms, order
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
-FEW_PANELS = 8
-"""Panels of rows up to which a copy of the second factor is not used often enough to be worth making."""
+FEW_PANELS, FEWEST_PANELS = 8, 1
+"""Panels of rows up to which a copy of the second factor is not used often enough to be worth making: one that is turned element by element, and in squares."""
 SELDOM = 1
 """Panels of rows up to which columns that lie side by side are read where they lie. More of them read a copy, whose lines follow one another: it finds room in the
 nearest cache."""
@@ -98,7 +98,7 @@ class PanelLowering(PanelCopies):
         """Which terms of a stretch the next tile of sums has; None: all."""
         self.placed = self._placed()
         self.direct = self._direct()
-        self.few = FEW_PANELS if self._reads_in_place() else 0
+        self.few = self._few_panels() if self._reads_in_place() else 0
         """Panels of rows up to which the first factor is the one that is kept, and the second is read where it lies."""
         self.in_place: tuple[Value, Value] | None = None
         """Whether the next tile of sums reads the second factor where it lies, and from which column on; None: it never does."""
@@ -375,20 +375,24 @@ class PanelLowering(PanelCopies):
             self._keep(at, self._multiply(at, env, where, *panels, *stretch, direct, rows, width), where)
             return [last]
 
-        def any_width(at: Builder, widths: Sequence[int]) -> list[Value]:
-            """The least of the widths that has all columns; a whole tile where none has."""
+        def any_width(at: Builder, rows: int, widths: Sequence[int]) -> list[Value]:
+            """The least of the widths that has all columns; all of a tile's where none has."""
             if not widths:
-                return whole(at)
+                return whole(at) if rows == s.mr else part(at, rows, s.nr)
             width, *wider = widths
             fits = at.op("le", at.sub(across[1], across[0]), at.index(width))
-            return list(at.if_(fits, lambda deep: part(deep, s.mr, width), lambda deep: any_width(deep, wider)))
+            return list(at.if_(fits, lambda deep: part(deep, rows, width), lambda deep: any_width(deep, rows, wider)))
 
+        widths = self._narrow_widths()
         if half:
             fits = b.op("le", b.sub(down[1], down[0]), b.index(half))
-            (left,) = b.if_(fits, lambda at: part(at, half, s.nr), lambda at: any_width(at, self._narrow_widths()))
+            (left,) = b.if_(fits, lambda at: any_width(at, half, widths), lambda at: any_width(at, s.mr, widths))
         else:
-            (left,) = any_width(b, self._narrow_widths())
+            (left,) = any_width(b, s.mr, widths)
         b.if_(left, lambda end: self._finish(end, env, where, down, across), lambda end: [])
+
+    def _few_panels(self) -> int:
+        return FEWEST_PANELS if self._turns_squares() else FEW_PANELS
 
     def _half_rows(self) -> int:
         """Rows of a tile at the lower edge that has no more than half of them, and is computed as one of half the height; 0: all tiles are alike."""

@@ -305,10 +305,10 @@ class PanelCopies(LoopLowering):
 
     # -- copying factors ----------------------------------------------------------------------------------------
 
-    def _value(self, b: Builder, side: Side, env: dict[Value, Value]) -> Value:
-        """The factor at the indices in `env`; zero where its guard does not hold."""
+    def _value(self, b: Builder, side: Side, env: dict[Value, Value], inside: Value | None = None) -> Value:
+        """The factor at the indices in `env`; zero where its guard does not hold. `inside`: the elements that are there; nothing else is read."""
         local = dict(env)
-        conditions: list[Condition] = []
+        conditions = [] if inside is None else [Condition(inside, edge=True)]
         guard = side.factor.guard
         if guard is not None:
             before = needed_ops(self.found, [guard])
@@ -373,6 +373,12 @@ class PanelCopies(LoopLowering):
                 lambda inner: self._copy_run(inner, env, first, panel, count),
                 lambda inner: self._copy_pieces(inner, env, first, end, panel, start, count),
             )
+        elif self._masks(side) and side.along_side:
+            b.if_(
+                b.op("lt", b.sub(end, first), b.index(s.nr)),
+                lambda inner: self._copy_edge(inner, env, first, end, panel, start, count),
+                lambda inner: self._copy_pieces(inner, env, first, end, panel, start, count),
+            )
         else:
             self._copy_pieces(b, env, first, end, panel, start, count)
 
@@ -428,6 +434,32 @@ class PanelCopies(LoopLowering):
             self._strips_of(at, low, high, (s.nr, self.lanes), some, True)
 
         self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
+        return []
+
+    def _masks(self, side: Side) -> bool:
+        """Whether vectors at an edge are copied as such: the target masks what lies outside, and elements of a vector differ in one index."""
+        return self.target.vector_bytes == LINE and len(side.indices) == len(side.copied) == 1 and side.factor.guard is None
+
+    def _copy_edge(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
+    ) -> list[Value]:
+        """Copy columns first..end of a panel that is not full, in vectors that are zero behind the end."""
+        side = self.b
+
+        def vector(at: Builder, place: Value) -> list[Value]:
+            columns = self.index_tile(at, at.add(first, place), 1, self.lanes)
+            inside = at.op("lt", columns, at.like(end, columns))
+            places = self.index_tile(at, place, 1, self.lanes)
+
+            def each(inner: Builder, k: Value, found: dict[Value, Value]) -> None:
+                value = self._value(inner, side, {**env, side.copied[-1]: columns, **found}, inside)
+                value = self.widen(inner, value, (1, self.lanes))
+                inner.multi("store", self.columns, panel, k, places, value)
+
+            self._k_loop(at, start, count, each)
+            return []
+
+        b.for_(b.index(0), self._columns_read(b, first, end), b.index(self.lanes), [], vector, name="c")
         return []
 
     def _pack_all_columns(
@@ -640,6 +672,14 @@ class PanelCopies(LoopLowering):
         """Copy a panel of a factor that lies along k: a vector of each column in turn, so that no line of memory is read twice."""
         s, side = self.matrix, self.b
         zero, one = b.index(0), b.index(1)
+        if self._turns_squares():
+            enough = b.op("ge", count, b.index(self.lanes))
+            b.if_(
+                enough,
+                lambda at: self._turn_squares(at, env, first, end, panel, start, count),
+                lambda at: self._turn_singles(at, env, first, end, panel, start, count),
+            )
+            return
         whole = b.mul(b.op("floordiv", count, b.index(self.lanes)), b.index(self.lanes))
 
         def put(at: Builder, k: Value, c: Value, width: int) -> list[Value]:
@@ -692,6 +732,64 @@ class PanelCopies(LoopLowering):
         steps(zero, whole, self.lanes, grouped)
         steps(whole, count, 1, zero)
 
+    def _turns_squares(self) -> bool:
+        """Whether vectors have many lanes: as many columns are then turned in registers, where each element would be a store of its own."""
+        lanes = self.lanes
+        return lanes > TURNED_TOGETHER and lanes & (lanes - 1) == 0 and len(self.b.indices) == 1 and self.b.dtype.itemsize >= 4
+
+    def _turn_squares(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
+    ) -> list[Value]:
+        """As many columns as a vector has lanes at a time, of which the last square repeats a few steps; behind the last column it is copied again."""
+        side, lanes = self.b, self.lanes
+        zero, last = b.index(0), b.sub(end, b.index(1))
+        latest = b.sub(count, b.index(lanes))
+
+        def group(at: Builder, left: Value) -> list[Value]:
+            numbers = self.index_tile(at, at.add(first, left), 0, lanes)
+            numbers = at.op("min", numbers, at.like(last, numbers))
+            still = self._still(at, side, {**env, side.indices[0]: numbers})
+
+            def by_k(inner: Builder, k: Value) -> list[Value]:
+                k = inner.op("min", k, latest)
+                own = {**still, self.k_indices[0]: self.index_tile(inner, inner.add(start, k), 1, lanes)}
+                value = self.widen(inner, self._value(inner, side, own), (lanes, lanes))
+                steps, places = self.index_tile(inner, k, 1, lanes), self.index_tile(inner, left, 0, lanes)
+                return list(inner.multi("store", self.columns, panel, steps, places, value))
+
+            at.for_(zero, count, at.index(lanes), [], by_k, name="k")
+            return []
+
+        b.for_(zero, self._columns_read(b, first, end), b.index(lanes), [], group, name="c")
+        return []
+
+    def _turn_singles(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
+    ) -> list[Value]:
+        """Fewer steps than a vector has lanes, element by element."""
+        side, last = self.b, b.sub(end, b.index(1))
+
+        def put(at: Builder, c: Value) -> list[Value]:
+            number = at.op("min", at.add(first, c), last)
+            still = self._still(at, side, {**env, side.indices[0]: number})
+
+            def each(inner: Builder, k: Value, found: dict[Value, Value]) -> None:
+                inner.multi("store", self.columns, panel, k, c, self._value(inner, side, {**still, **found}))
+
+            self._k_loop(at, start, count, each)
+            return []
+
+        b.for_(b.index(0), self._columns_read(b, first, end), b.index(1), [], put, name="c")
+        return []
+
+    def _columns_read(self, b: Builder, first: Value, end: Value) -> Value:
+        """How many columns of a panel some tile reads: at the right edge there are tiles of fewer registers."""
+        s, lanes = self.matrix, b.index(self.lanes)
+        if s.to_tile != "lower_contraction_cpu" or s.keep != "b":
+            return b.index(s.nr)
+        vectors = b.op("floordiv", b.sub(b.add(b.sub(end, first), lanes), b.index(1)), lanes)
+        return b.mul(vectors, lanes)
+
     def _pack_rows(
         self, b: Builder, env: dict[Value, Value], panel: Value, top: Value, bottom: Value, start: Value, count: Value
     ) -> None:
@@ -723,6 +821,18 @@ class PanelCopies(LoopLowering):
                 at.for_(zero, count, one, [], by_k, name="k")
                 return []
 
+            def masked(at: Builder) -> list[Value]:
+                """As vectors that are zero behind the last row."""
+                numbers, places = self.index_tile(at, top, 1, width), self.index_tile(at, zero, 1, width)
+                inside = at.op("lt", numbers, at.like(bottom, numbers))
+
+                def each(inner: Builder, k: Value, found: dict[Value, Value]) -> None:
+                    value = self._value(inner, side, {**env, side.indices[0]: numbers, **found}, inside)
+                    inner.multi("store", self.rows, panel, k, places, self.widen(inner, value, (1, width)))
+
+                self._k_loop(at, start, count, each)
+                return []
+
             def apart(at: Builder) -> list[Value]:
                 def single(inner: Builder, k: Value, c: Value) -> list[Value]:
                     number = inner.add(top, c)
@@ -746,7 +856,7 @@ class PanelCopies(LoopLowering):
                 return []
 
             digit = self._apart(b, top, side.extents)[-1]
-            b.if_(self._run_fits(b, digit, top, width, bottom, side), together, apart)
+            b.if_(self._run_fits(b, digit, top, width, bottom, side), together, masked if self._masks(side) else apart)
             return
 
         def by_row(at: Builder, row: Value) -> list[Value]:
@@ -759,13 +869,12 @@ class PanelCopies(LoopLowering):
                 return []
 
             def outside(inner: Builder) -> list[Value]:
-                inner.for_(
-                    zero,
-                    count,
-                    one,
-                    [],
-                    lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, side.dtype)),
-                )
+                nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, self.lanes))
+
+                def blank(deep: Builder, k: Value) -> list[Value]:
+                    return list(deep.multi("store", self.rows, panel, row, self.index_tile(deep, k, 1, self.lanes), nothing))
+
+                inner.for_(zero, count, inner.index(self.lanes), [], blank, name="k")
                 return []
 
             at.if_(at.op("lt", number, bottom), there, outside)

@@ -147,8 +147,8 @@ def sorted_lines(place: DevicePlace, arrays: dict[str, Array], descending: bool,
 
 
 def _sort_flat(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> None:
-    from tilewright.primitives.cpu_quick_buckets import SMALLEST, quick_sort_program
-    from tilewright.primitives.cpu_quick_rows import sorts_by_vectors
+    from tilewright.primitives.vectors.buckets import SMALLEST, quick_sort_program
+    from tilewright.primitives.vectors.rows import sorts_by_vectors
 
     if sorts_by_vectors(plan, place.target):
         (size,) = arrays["keys"].shape
@@ -172,7 +172,7 @@ def _sort_flat(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> 
 
 
 def _quick_rows(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> None:
-    from tilewright.primitives.cpu_quick_rows import quick_rows_program
+    from tilewright.primitives.vectors.rows import quick_rows_program
 
     own = replace(plan, wide=False, aligned=False)
     place.run(f"sort quick rows {own.key}", lambda: quick_rows_program(own), arrays)
@@ -180,9 +180,9 @@ def _quick_rows(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) ->
 
 def _sort_rows(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> None:
     from tilewright.primitives.cpu_rows import LONGEST as LONGEST_ROW
-    from tilewright.primitives.cpu_quick_rows import sorts_by_vectors
     from tilewright.primitives.cpu_rows import sort_rows_program_cpu
     from tilewright.primitives.rows import LONGEST, row_shape, rows_program
+    from tilewright.primitives.vectors.rows import sorts_by_vectors
 
     *_, columns = arrays["keys"].shape
     rows = arrays["keys"].size // columns

@@ -3,19 +3,17 @@
 In: keys, as unsigned numbers in the memory of what they stand for, and the range to sort. Out: the numbers, in order, in that memory.
 
 A part of an array is split by a pivot: vectors are read from whichever end has less room, and their lanes go to either end. To begin
-with, the outermost vectors are set aside for there to be room. Parts of a few vectors are sorted in registers (`sort_network`). Every
+with, the outermost vectors are set aside for there to be room. Parts of a few vectors are sorted in registers (`network`). Every
 part knows bounds of its keys: equal keys end a part, and where pivots have been bad too often, the middle between the bounds is taken,
 so that there are at most as many steps as a key has bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tilewright.base.dtypes import DType, i64
 from tilewright.primitives.code import Code, Mem, Num
 from tilewright.primitives.keys import cooked, from_key, key_dtype, raw
-from tilewright.primitives.sort_network import sorted_vectors
+from tilewright.primitives.vectors.network import sorted_vectors
 
 VECTOR_BYTES = 64
 """Bytes of the vectors a CPU must have: of shorter ones, digits are sooner sorted."""
@@ -27,13 +25,22 @@ _PARTS = 64
 """Parts that wait: each is at most half of the one before."""
 
 
-def register_keys(dtype: DType) -> int:
-    """Keys of the longest part that is sorted in registers."""
-    return _MOST_VECTORS * VECTOR_BYTES // dtype.itemsize
-
-
 def whole(c: Code, value: Num, width: int) -> Num:
     return c.op("broadcast", value, width=width)
+
+
+def lanes_below(c: Code, count: Num, width: int, unsigned: DType) -> Num:
+    """The lanes below a number, which may be more than there are, or less than 0."""
+    return c.op("lane_ids", width=width, dtype=unsigned) < whole(c, count.max(0).to(unsigned), width)
+
+
+def load_lanes(data: Mem, i: Num, mask: Num) -> Num:
+    """The elements from `i` on, as many as the mask has lanes; 0 where it is false."""
+    return Num(data.code, data.code.b.emit("load_lanes", [data.value, i.value, mask.value], {})[0])
+
+
+def store_lanes(data: Mem, i: Num, values: Num, mask: Num) -> None:
+    data.code.b.emit("store_lanes", [data.value, i.value, values.value, mask.value], {})
 
 
 class Quicksort:
@@ -43,7 +50,6 @@ class Quicksort:
         self.c, self.data, self.dtype, self.descending = c, data, dtype, descending
         self.unsigned = key_dtype(dtype)
         self.width = VECTOR_BYTES // dtype.itemsize
-        self.lane = c.op("lane_ids", width=self.width, dtype=self.unsigned)
         self.aside = c.alloc("local", self.unsigned, 4 * _STEP * self.width, align=64)
         self.ends = c.alloc("local", i64, 3 * _PARTS, align=64)
         self.bounds = c.alloc("local", self.unsigned, 2 * _PARTS, align=64)
@@ -58,8 +64,7 @@ class Quicksort:
         return cooked(from_key(self.c, keys, self.dtype, self.descending), self.dtype)
 
     def below(self, count: Num) -> Num:
-        """The lanes below a number, which may be more than there are."""
-        return self.lane < whole(self.c, count.max(0).to(self.unsigned), self.width)
+        return lanes_below(self.c, count, self.width, self.unsigned)
 
     def sort(self, low: Num, high: Num, least: Num | None = None, most: Num | None = None) -> None:
         """The keys of a range; none is below `least`, or above `most`."""
@@ -73,10 +78,10 @@ class Quicksort:
             place = waiting - 1
             low, high, tries = (self.ends[place * 3 + k] for k in range(3))
             least, most = (self.bounds[place * 2 + k] for k in range(2))
-            small = high - low <= register_keys(self.dtype)
+            small = high - low <= _MOST_VECTORS * self.width
 
             def ended() -> Num:
-                c.either(small, lambda: self.in_registers(low, high - low), lambda: self._all_equal(low, high))
+                c.either(small, lambda: self._in_registers(low, high - low), lambda: self._all_equal(low, high))
                 return place
 
             return c.either(small | least.eq(most), ended, lambda: self._split(place, low, high, least, most, tries))
@@ -160,7 +165,8 @@ class Quicksort:
         left, right = c.loop(0, roomy, width, [left, right], lambda i, a, b: divided(self.aside.load(i, width, unaligned=True), a, b))
 
         def careful(i: Num, left: Num, right: Num) -> list[Num]:
-            keys, there = self.aside.load(i, width, unaligned=True), self.below(saved - i)
+            there = self.below(saved - i)
+            keys = load_lanes(self.aside, i, there)
             below, above = (keys < limit) & there, (keys >= limit) & there
             few, many = (c.op("popcount", c.op("mask_bits", mask)).to(i64) for mask in (below, above))
             self._put_some(left, c.op("compress", keys, below), self.below(few))
@@ -171,34 +177,31 @@ class Quicksort:
         return left
 
     def _put_some(self, i: Num, keys: Num, mask: Num) -> None:
-        self.c.b.emit("store_lanes", [self.data.value, i.value, cooked(keys, self.dtype).value, mask.value], {})
+        store_lanes(self.data, i, cooked(keys, self.dtype), mask)
 
     def _all_equal(self, low: Num, high: Num) -> None:
         self.c.loop(low, high, 1, [], lambda i: self.data.store(i, self.finished(raw(self.data.load(i)))))
 
-    def in_registers(self, low: Num, count: Num, source: Callable[[Num, Num | None], Num] | None = None) -> None:
-        """A part of at most `register_keys`. `source(i, mask)`: the keys from i on, those of `data` where there is none."""
+    def _in_registers(self, low: Num, count: Num) -> None:
+        """A part of a few vectors."""
         c, width = self.c, self.width
         most = whole(c, c.const(-1, self.unsigned), width)
 
         def keys_at(i: Num, mask: Num | None) -> Num:
-            if source is not None:
-                return source(i, mask)
             if mask is None:
                 return self.load(i)
-            return raw(Num(c, c.b.emit("load_lanes", [self.data.value, i.value, mask.value], {})[0]))
+            return c.select(mask, raw(load_lanes(self.data, i, mask)), most)
 
         def network(vectors: int) -> None:
             # More than half of the vectors are full.
             masks = [None if k < vectors // 2 else self.below(count - k * width) for k in range(vectors)]
             rows = [keys_at(low + k * width, mask) for k, mask in enumerate(masks)]
-            rows = [row if mask is None else c.select(mask, row, most) for row, mask in zip(rows, masks, strict=True)]
             for k, (row, mask) in enumerate(zip(sorted_vectors(c, rows), masks, strict=True)):
                 result = self.finished(row)
                 if mask is None:
                     self.data.store(low + k * width, result, unaligned=True)
                 else:
-                    c.b.emit("store_lanes", [self.data.value, (low + k * width).value, result.value, mask.value], {})
+                    store_lanes(self.data, low + k * width, result, mask)
 
         def by_size(vectors: int) -> None:
             if vectors == _MOST_VECTORS:

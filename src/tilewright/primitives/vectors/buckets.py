@@ -14,12 +14,12 @@ from tilewright.base.sizes import Size, ceildiv
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
-from tilewright.primitives.cpu_quick_rows import copy_keys
-from tilewright.primitives.cpu_quicksort import Quicksort
 from tilewright.primitives.cpu_sort import bounds
 from tilewright.primitives.keys import key_dtype, raw, to_key
 from tilewright.primitives.parts import scratch
 from tilewright.primitives.sort import SortPlan
+from tilewright.primitives.vectors.quicksort import Quicksort, load_lanes, store_lanes
+from tilewright.primitives.vectors.rows import copy_keys
 
 N = Size.of("n")
 BUCKETS = 64
@@ -77,15 +77,17 @@ class _QuickBuckets:
             base = c.block() * (BUCKETS + 1)
             cuts.store(base, low)
             cuts.store(base + BUCKETS, high)
-            step = BUCKETS // 2
-            while step:
 
-                def one(at: Num, step: int = step) -> None:
+            def level(k: Num) -> None:
+                step = c.const(BUCKETS // 2, i64) >> k
+
+                def one(at: Num) -> None:
                     left, right = cuts[base + at - step], cuts[base + at + step]
                     cuts.store(base + at, quick.partition(left, right, pivots[at * (_SAMPLES // BUCKETS)]))
 
-                c.loop(step, BUCKETS, 2 * step, [], one)
-                step //= 2
+                c.loop(step, BUCKETS, step * 2, [], one)
+
+            c.loop(0, BUCKETS.bit_length() - 1, 1, [], level)
 
         return self._call("sort_split", self.chunks, ["keys", "pivots", "split", "cuts"], body)
 
@@ -114,13 +116,14 @@ class _QuickBuckets:
             def gather(j: Num) -> None:
                 here = j * (BUCKETS + 1) + bucket
                 first, count, place = cuts[here], cuts[here + 1] - cuts[here], places[j * BUCKETS + bucket]
-                whole = count & -quick.width
+                full = count & -quick.width
 
                 def vector(i: Num) -> None:
                     out.store(place + i, split.load(first + i, quick.width, unaligned=True), unaligned=True)
 
-                c.loop(0, whole, quick.width, [], vector)
-                c.loop(whole, count, 1, [], lambda i: out.store(place + i, split[first + i]))
+                c.loop(0, full, quick.width, [], vector)
+                rest = quick.below(count - full)
+                store_lanes(out, place + full, load_lanes(split, first + full, rest), rest)
 
             c.loop(0, c.size(self.chunks), 1, [], gather)
             every = _SAMPLES // BUCKETS

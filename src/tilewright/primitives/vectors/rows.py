@@ -10,10 +10,10 @@ from tilewright.base.target import Target
 from tilewright.ir.program import Program, ProgramArray
 from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
-from tilewright.primitives.cpu_quicksort import VECTOR_BYTES, Quicksort, register_keys
-from tilewright.primitives.keys import cooked, raw, to_key
+from tilewright.primitives.keys import cooked, key_dtype, raw, to_key
 from tilewright.primitives.parts import call
 from tilewright.primitives.sort import SortPlan
+from tilewright.primitives.vectors.quicksort import VECTOR_BYTES, Quicksort, lanes_below, load_lanes, store_lanes
 
 _ROWS, _N = Size.of("rows"), Size.of("n")
 _BLOCKS = 64
@@ -30,21 +30,10 @@ def quick_rows_program(plan: SortPlan) -> Program:
     def body(c: Code, keys: Mem, out: Mem) -> None:
         quick, size, rows, several = Quicksort(c, out, plan.dtype, plan.descending), c.size(_N), c.size(_ROWS), c.size(blocks)
 
-        def key_of(value: Num) -> Num:
-            return to_key(c, raw(value), plan.dtype, plan.descending)
-
-        def source(i: Num, mask: Num | None) -> Num:
-            if mask is None:
-                return key_of(keys.load(i, quick.width, unaligned=True))
-            return key_of(Num(c, c.b.emit("load_lanes", [keys.value, i.value, mask.value], {})[0]))
-
-        def long(low: Num) -> None:
-            copy_keys(c, keys, out, low, low + size, plan, quick.width)
-            quick.sort(low, low + size)
-
         def row(r: Num) -> None:
             low = r * size
-            c.either(size <= register_keys(plan.dtype), lambda: quick.in_registers(low, size, source), lambda: long(low))
+            copy_keys(c, keys, out, low, low + size, plan, quick.width)
+            quick.sort(low, low + size)
 
         c.loop(c.block() * rows // several, (c.block() + 1) * rows // several, 1, [], row)
 
@@ -57,11 +46,10 @@ def quick_rows_program(plan: SortPlan) -> Program:
 def copy_keys(c: Code, keys: Mem, out: Mem, low: Num, high: Num, plan: SortPlan, width: int) -> None:
     """The keys of numbers, in the memory of numbers."""
 
-    def one(i: Num, lanes: int) -> None:
-        attrs = {"unaligned": True} if lanes > 1 else {}
-        value = keys.load(i, lanes, **attrs)
-        out.store(i, cooked(to_key(c, raw(value), plan.dtype, plan.descending), plan.dtype), **attrs)
+    def cooked_keys(values: Num) -> Num:
+        return cooked(to_key(c, raw(values), plan.dtype, plan.descending), plan.dtype)
 
     middle = low + ((high - low) & -width)
-    c.loop(low, middle, width, [], lambda i: one(i, width))
-    c.loop(middle, high, 1, [], lambda i: one(i, 1))
+    c.loop(low, middle, width, [], lambda i: out.store(i, cooked_keys(keys.load(i, width, unaligned=True)), unaligned=True))
+    rest = lanes_below(c, high - middle, width, key_dtype(plan.dtype))
+    store_lanes(out, middle, cooked_keys(load_lanes(keys, middle, rest)), rest)

@@ -100,6 +100,12 @@ def _rearrange(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (Vec(source.dtype, len(lanes)),)
 
 
+def _compress(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2 or not isinstance(types[0], Vec) or _mask(types[1]) != types[0].width:
+        raise _fail("takes a vec and a mask of its width")
+    return (types[0],)
+
+
 def _insert(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if len(types) != 2 or not isinstance(types[0], Vec) or types[1] != Scalar(types[0].dtype):
         raise _fail("takes a vec and a scalar of its dtype")
@@ -204,6 +210,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("store_lanes", "`store_lanes %t, %i, %j, %v, %mask`: like load_lanes, the other way round.", _store_lanes, "write"),
     _row("mask_bits", "A mask as the bits of a number, lane 0 the lowest.", _mask_bits),
     _row("rearrange", "`rearrange %a, %b {lanes}`: a vec of those lanes of one vec, or of two one after the other. `table`: bytes by one instruction of an Arm CPU.", _rearrange),
+    _row("compress", "`compress %v, %mask`: the lanes where the mask is true, in their order, at the front; 0 behind them.", _compress),
     _row("insert", "The vec with `lane` exchanged for the scalar.", _insert),
     _row("fold", "All lanes combined to one number: `kind` add, mul, min, max, and, or, xor. Halves are combined lane by lane until one lane is "
          "left. `together`: integers, in any order.", _fold),

@@ -131,6 +131,18 @@ def _rearrange(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return w.let(f"shufflevector {kind} {operands[0]}, {kind} {second}, <{len(lanes)} x i32> <{places}>")
 
 
+def _compress(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    result = op.results[0].type
+    assert isinstance(result, Vec)
+    stored, mask = memory_type(result.dtype, result.width), f"<{result.width} x i1>"
+    value = operands[0]
+    if result.dtype.is_bool:
+        value = w.let(f"zext {mask} {value} to {stored}")
+    name = f"llvm.experimental.vector.compress.v{result.width}{_suffix(memory_type(result.dtype))}"
+    value = w.call(stored, name, (stored, value), (mask, operands[1]), (stored, "zeroinitializer"))
+    return w.let(f"icmp ne {stored} {value}, zeroinitializer") if result.dtype.is_bool else value
+
+
 def _insert(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     kind, element = llvm_type(op.operands[0].type), llvm_type(op.operands[1].type)
     return w.let(f"insertelement {kind} {operands[0]}, {element} {operands[1]}, i64 {op.attrs['lane']}")
@@ -215,6 +227,6 @@ def _combine(w: FunctionWriter, op: Op, parts: Sequence[str], width: int) -> str
 
 
 _HANDLERS: dict[str, Handler] = {
-    "gather": _read, "load_lanes": _read, "lane_ids": _lane_ids, "mask_bits": _mask_bits, "rearrange": _rearrange, "insert": _insert,
+    "gather": _read, "load_lanes": _read, "lane_ids": _lane_ids, "mask_bits": _mask_bits, "rearrange": _rearrange, "compress": _compress, "insert": _insert,
     "fold": _fold, "dot_lanes": _dot_lanes, "from_bits": _from_bits, "as_lanes": _as_lanes, "join_halves": _join_halves,
 }  # fmt: skip

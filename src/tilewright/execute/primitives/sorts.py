@@ -147,6 +147,18 @@ def sorted_lines(place: DevicePlace, arrays: dict[str, Array], descending: bool,
 
 
 def _sort_flat(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> None:
+    from tilewright.primitives.vectors.buckets import SMALLEST, quick_sort_program
+    from tilewright.primitives.vectors.rows import sorts_by_vectors
+
+    if sorts_by_vectors(plan, place.target):
+        (size,) = arrays["keys"].shape
+        if size < SMALLEST:
+            _quick_rows(place, plan, {name: array.reshape((1, size)) for name, array in arrays.items()})
+        else:
+            own = replace(plan, wide=False, aligned=False)
+            place.run(f"sort quick {own.key}", lambda: quick_sort_program(own), arrays)
+        return
+
     def build() -> Program:
         from tilewright.primitives.cpu_buckets import bucket_sort_program
         from tilewright.primitives.cpu_sort import sort_program_cpu
@@ -159,10 +171,18 @@ def _sort_flat(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> 
     place.run(f"sort {plan.key}", build, arrays)
 
 
+def _quick_rows(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> None:
+    from tilewright.primitives.vectors.rows import quick_rows_program
+
+    own = replace(plan, wide=False, aligned=False)
+    place.run(f"sort quick rows {own.key}", lambda: quick_rows_program(own), arrays)
+
+
 def _sort_rows(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> None:
     from tilewright.primitives.cpu_rows import LONGEST as LONGEST_ROW
     from tilewright.primitives.cpu_rows import sort_rows_program_cpu
     from tilewright.primitives.rows import LONGEST, row_shape, rows_program
+    from tilewright.primitives.vectors.rows import sorts_by_vectors
 
     *_, columns = arrays["keys"].shape
     rows = arrays["keys"].size // columns
@@ -177,6 +197,9 @@ def _sort_rows(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> 
         shape = row_shape(plan, columns, place.target)
         own = replace(plan, wide=False, aligned=False)
         place.run(f"sort rows {own.key} {shape}", lambda: rows_program(own, shape), flat)
+        return
+    if sorts_by_vectors(plan, place.target) and rows > 1 and columns <= LONGEST_ROW:
+        _quick_rows(place, plan, flat)
         return
     if not place.is_gpu and rows > 1 and columns <= LONGEST_ROW:
         own = replace(plan, wide=False, aligned=False)

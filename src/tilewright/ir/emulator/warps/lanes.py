@@ -26,6 +26,7 @@ class Lanes:
         machine.simple |= {
             "lane_ids": self._lane_ids, "mask_bits": self._mask_bits, "rearrange": self._rearrange, "insert": self._insert, "fold": self._fold,
             "dot_lanes": self._dot_lanes, "as_lanes": self._as_lanes, "join_halves": self._join_halves,
+            "compress": self._compress,
             "gather": self._read, "load_lanes": self._read, "scatter": self._write, "store_lanes": self._write, "fault": self._fault,
         }  # fmt: skip
 
@@ -44,6 +45,11 @@ class Lanes:
         lanes = op.attrs["lanes"]
         assert isinstance(lanes, tuple)
         return (np.concatenate(parts, axis=1)[:, np.array(lanes, np.int64)],)
+
+    def _compress(self, op: Op, frame: Frame) -> Results:
+        value, mask = np.broadcast_arrays(*(frame.get(v) for v in op.operands))
+        order = np.argsort(~mask, axis=1, kind="stable")
+        return (np.where(np.take_along_axis(mask, order, 1), np.take_along_axis(value, order, 1), np.zeros((), value.dtype)),)
 
     def _insert(self, op: Op, frame: Frame) -> Results:
         vec, one = frame.get(op.operands[0]), frame.get(op.operands[1])

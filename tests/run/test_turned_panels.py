@@ -207,3 +207,93 @@ def test_a_panel_of_rows_fits_the_nearest_cache() -> None:
     for target, depth in (("x86-64-avx512", 384), ("x86-64-avx2", 512), ("aarch64-neon", 512)):
         (call,) = plain.stages(drawn(200, 300), drawn(300, 200), target=target).stages.tile.calls
         assert f" k={depth} " in str(call.kernel.attrs["schedule"])
+
+
+@tw.kernel
+def lower_half(a: tw.Array, b: tw.Array) -> tw.Array:
+    n = a.shape[0]
+    out = tw.empty((n, n), a.dtype)
+    for i, j in tw.grid(n, n):
+        total = a.dtype(0)
+        for p in range(n):
+            if p <= i:
+                total += a[i, p] * b[p, j]
+        out[i, j] = total
+    return out
+
+
+@tw.kernel
+def from_the_diagonal_on(a: tw.Array, b: tw.Array) -> tw.Array:
+    n = a.shape[0]
+    out = tw.empty((n, n), a.dtype)
+    for i, j in tw.grid(n, n):
+        total = a.dtype(0)
+        for p in range(i, n):
+            total += a[i, p] * b[p, j]
+        out[i, j] = total
+    return out
+
+
+@tw.kernel
+def between_diagonals(a: tw.Array, b: tw.Array) -> tw.Array:
+    n = a.shape[0]
+    out = tw.zeros((n, n), a.dtype)
+    for i in tw.grid(n):
+        for j in range(i, n):
+            total = a.dtype(0)
+            for p in range(i, j + 1):
+                total += a[i, p] * b[p, j]
+            out[i, j] = total
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 7, 16, 31, 45, 130])
+def test_triangles_read_nothing_outside(n: int, dtype: str) -> None:
+    """What a condition leaves out may be anything."""
+    a, b = drawn(n, n, dtype=dtype), drawn(n + 1, n, dtype=dtype)[:n]
+    below, above = np.tril(np.ones((n, n), bool)), np.triu(np.ones((n, n), bool))
+    wide = [np.where(part, a, 0).astype(np.float64) for part in (below, above)]
+    nan = np.array(np.nan, dtype)
+    check(lower_half(inside(np.where(below, a, nan)), inside(b)), wide[0] @ b)
+    check(from_the_diagonal_on(inside(np.where(above, a, nan)), inside(b)), wide[1] @ b)
+    both = np.triu(wide[1] @ np.triu(b).astype(np.float64))
+    check(between_diagonals(inside(np.where(above, a, nan)), inside(np.where(above, b, nan))), both)
+
+
+@tw.kernel
+def below_in_place(x: tw.Array, limit: tw.i32) -> tw.Array:
+    out = tw.empty_like(x)
+    n, m = x.shape
+    for i, j in tw.grid(n, m):
+        value = x[i, j]
+        if j <= i + limit:
+            value = value * 2.0
+        out[i, j] = value
+    return out
+
+
+@tw.kernel
+def neighbours_under_a_condition(x: tw.Array) -> tw.Array:
+    n, m = x.shape
+    out = tw.empty((n, m), x.dtype)
+    for i, j in tw.grid(n, m):
+        value = x[i, j]
+        if j + 1 < m:
+            value += x[i, j + 1]
+        if j > 0:
+            value -= x[i, j - 1]
+        out[i, j] = value
+    return out
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int32"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 15), (5, 16), (7, 33), (40, 100)])
+def test_conditions_in_other_nests(shape: tuple[int, int], dtype: str) -> None:
+    x = (drawn(*shape) * 100).astype(dtype)
+    right, left = np.zeros_like(x), np.zeros_like(x)
+    right[:, :-1], left[:, 1:] = x[:, 1:], x[:, :-1]
+    np.testing.assert_array_equal(neighbours_under_a_condition(inside(x, 3)), x + right - left)
+    if dtype != "int32":
+        rows, columns = np.indices(shape)
+        np.testing.assert_array_equal(below_in_place(inside(x), 2), np.where(columns <= rows + 2, x * 2, x))

@@ -28,7 +28,8 @@ from tilewright.ir.types import INDEX, Scalar, Type, dtype_of
 Key = tuple[object, ...]
 Number = int | float | bool
 
-_WRITERS = frozenset({"store", "accumulate", "atomic", "atomic_store", "tma_load", "copy_async", "stmatrix", "copy_remote", "bulk_load", "raise_flag", "panel_dot"})
+_WRITERS = frozenset({"store", "accumulate", "atomic", "atomic_store", "tma_load", "copy_async", "stmatrix", "copy_remote", "bulk_load", "raise_flag", "panel_dot",
+                      "store_lanes", "scatter"})  # fmt: skip
 """Ops that write the tensor they have first."""
 
 

@@ -25,7 +25,8 @@ MOST = 4
 """Elements between two of a vector, at most."""
 _SMALLEST = 4
 """Lanes of a register, and of a vector, from which on sorting pays."""
-_TOUCH = frozenset({"load", "store", "accumulate", "atomic", "atomic_load", "atomic_store"})
+_READ = frozenset({"load", "load_lanes", "gather"})
+_TOUCH = _READ | {"store", "accumulate", "atomic", "atomic_load", "atomic_store", "store_lanes", "scatter"}
 Terms = tuple[tuple[object, ...], ...]
 Place = tuple[Terms, int]
 """What a place is the sum of, and a constant."""
@@ -60,7 +61,7 @@ class _Interleaving:
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.order = {value: number for number, value in enumerate((*kernel.params, *self.made))}
         self.uses = use_counts(kernel.body)
-        self.written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _TOUCH and op.opcode != "load"}
+        self.written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _TOUCH - _READ}
         self.places: dict[Value, tuple[Mapping[Value, int], int]] = {}
 
     # -- places -----------------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def _fills(group: Sequence[Strided]) -> bool:
 def _touches(op: Op, memory: Value, reads: bool) -> bool:
     """Whether an op may not be passed: it touches the array, or it ends the kernel where an index is wrong."""
     inside = (op, *(inner for region in op.regions for inner in walk(region)))
-    return any(one.opcode == "report" or (one.opcode in _TOUCH and one.operands[0] is memory and not (reads and one.opcode == "load")) for one in inside)
+    return any(one.opcode == "report" or (one.opcode in _TOUCH and one.operands[0] is memory and not (reads and one.opcode in _READ)) for one in inside)
 
 
 def _moved(b: Builder, op: Op, away: int) -> list[Value]:

@@ -17,7 +17,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor
 from tilewright.passes.late.neighbours import Neighbours
 
-_WRITERS = frozenset({"store", "accumulate", "atomic", "atomic_store"})
+_WRITERS = frozenset({"store", "accumulate", "atomic", "atomic_store", "store_lanes", "scatter"})
 
 
 def merge_loads(kernel: Kernel) -> Kernel:

@@ -18,7 +18,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor, dtype_of
 from tilewright.passes.late.neighbours import Form, Neighbours
 
-_OTHERS = frozenset({"load", "accumulate", "atomic", "atomic_load", "atomic_store"})
+_OTHERS = frozenset({"load", "accumulate", "atomic", "atomic_load", "atomic_store", "load_lanes", "gather", "store_lanes", "scatter"})
 
 
 def merge_stores(kernel: Kernel) -> Kernel:

@@ -38,7 +38,7 @@ from tilewright.passes.common.registers import (
     ThreadView,
     shape_of,
 )
-from tilewright.passes.to_thread.masked_vectors import lanes_inside, masks_vectors
+from tilewright.passes.to_thread.masked_vectors import lanes_mask
 from tilewright.passes.to_thread.tile_reductions import TileReductions
 from tilewright.passes.to_thread.turned_stores import store_turned
 
@@ -638,8 +638,9 @@ class TileLowering(ThreadView):
                 cells[cell] = self.concatenated(b, together)
                 cut.append((cell, whole, pieces))
                 continue
-            if isinstance(mask, Mask) and len(pieces) == 1 and masks_vectors(self, memory, mask, cell):
-                cells[cell] = b.op("load_lanes", memory, *pieces[0][0], lanes_inside(self, b, mask, cell))
+            lanes = lanes_mask(self, b, memory, mask, cell) if len(pieces) == 1 and self.is_wide(result.shape) else None
+            if lanes is not None:
+                cells[cell] = b.op("load_lanes", memory, *pieces[0][0], lanes)
                 continue
             one_each = mask is not None and len(pieces) < self.vector and not self.whole_vectors(b, mask, cell)
             if one_each and self.is_wide(result.shape):
@@ -811,6 +812,10 @@ class TileLowering(ThreadView):
                 return []
 
             b.if_(self._whole(b, mask, cell), together, alone)
+            return
+        lanes = lanes_mask(self, b, memory, mask, cell) if len(pieces) == 1 and isinstance(value.type, Vec) else None
+        if lanes is not None:
+            b.multi("store_lanes", memory, *pieces[0][0], value, lanes)
             return
         cut = mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self.whole_vectors(b, mask, cell)
         singles = self.singles(b, tensor, held, pieces) if cut else pieces

@@ -120,6 +120,11 @@ class Target:
         return self.is_host and self.name.startswith("aarch64")
 
     @property
+    def has_lane_masks(self) -> bool:
+        """Whether a CPU loads and stores some lanes of a vector as fast as all of them."""
+        return self.is_host and self.name in ("x86-64-avx512", "x86-64-amx")
+
+    @property
     def ballot_bits(self) -> int:
         """Bits of the word that holds one bit for each lane of a warp."""
         return max(32, self.simt_warp)

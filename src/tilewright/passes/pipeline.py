@@ -736,8 +736,8 @@ WITH_SEVERAL = When(
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
 WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)
 WITH_OWN_SUMS = When(
-    "windows that overlap, and products with few rows, on a GPU; sums across rows on a CPU",
-    lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and (context.schedule.window or context.schedule.row_group > 0)),
+    "windows that overlap, and products with few rows, on a GPU; windows and sums across rows on a CPU",
+    lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and (context.schedule.window or context.schedule.repeat or context.schedule.row_group > 0)),
 )
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({

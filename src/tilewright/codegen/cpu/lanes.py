@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.base.dtypes import DType
 from tilewright.codegen.llvm.emitter import FunctionWriter, llvm_type, memory_type
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import Scalar, Tensor, Vec, dtype_of
@@ -27,6 +28,11 @@ def emit(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | 
 
 def _suffix(dtype: str) -> str:
     return {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}.get(dtype, dtype)
+
+
+def _word(dtype: DType) -> str:
+    """The type as which an element is moved: masked moves of short floats are no instructions, those of short integers are."""
+    return "i16" if dtype.is_float and dtype.itemsize == 2 else memory_type(dtype)
 
 
 def _addresses(w: FunctionWriter, memory: Value, indices: Sequence[Value], names: Sequence[str], width: int) -> str:
@@ -75,7 +81,8 @@ def _read(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     result, memory = op.results[0].type, op.operands[0]
     assert isinstance(result, Vec) and isinstance(memory.type, Tensor)
     dtype, width, rank = result.dtype, result.width, memory.type.rank
-    stored, element = memory_type(dtype, width), memory_type(dtype)
+    element = _word(dtype)
+    stored = f"<{width} x {element}>"
     mask = (f"<{width} x i1>", operands[-1])
     if op.opcode == "gather":
         where = _addresses(w, memory, op.operands[1 : 1 + rank], operands[1 : 1 + rank], width)
@@ -85,16 +92,21 @@ def _read(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
         where = w.element_pointer(memory, operands[1 : 1 + rank])
         name, pointer = f"llvm.masked.load.v{width}{_suffix(element)}.p0", f"ptr align {dtype.itemsize}"
     value = w.call(stored, name, (pointer, where), mask, (stored, "zeroinitializer"))
-    return w.let(f"icmp ne {stored} {value}, zeroinitializer") if dtype.is_bool else value
+    if dtype.is_bool:
+        return w.let(f"icmp ne {stored} {value}, zeroinitializer")
+    return value if element == memory_type(dtype) else w.let(f"bitcast {stored} {value} to {llvm_type(result)}")
 
 
 def _write(w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
     memory, given = op.operands[0], op.operands[-2].type
     assert isinstance(given, Vec) and isinstance(memory.type, Tensor)
     dtype, width, rank = given.dtype, given.width, memory.type.rank
-    stored, element, value = memory_type(dtype, width), memory_type(dtype), operands[-2]
+    element, value = _word(dtype), operands[-2]
+    stored = f"<{width} x {element}>"
     if dtype.is_bool:
         value = w.let(f"zext {llvm_type(given)} {value} to {stored}")
+    elif element != memory_type(dtype):
+        value = w.let(f"bitcast {llvm_type(given)} {value} to {stored}")
     mask = (f"<{width} x i1>", operands[-1])
     if op.opcode == "scatter":
         where = _addresses(w, memory, op.operands[1 : 1 + rank], operands[1 : 1 + rank], width)

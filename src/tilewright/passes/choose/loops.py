@@ -40,7 +40,7 @@ from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.choose.short_sums import short_schedule
+from tilewright.passes.choose.short_sums import row_group_of, short_schedule
 from tilewright.passes.common.scan_loops import ScanLoop, scan_length, scanned_by_blocks
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.rows.flatten_rows import flattened
@@ -95,6 +95,11 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         # One row after the other; vectors are those of the integer sums inside.
         return Schedule((1,) * rank, dots, dots, vector_on_reduction=True)
     lanes = max(1, target.vector_bytes // max(compute_bytes(kernel), nest.widest if not nest.reductions else 1))
+    if kernel.attrs.get("frames"):
+        # Rows with their frames are short: whole vectors, whose lanes are masked at the borders.
+        tiles = tuple(lanes if p == rank - 1 else 1 for p in range(rank))
+        rows = costs.rows_per_block * 4 if rank > 1 else 1
+        return Schedule(tiles, 1, lanes, vector_index=rank - 1, chunk=costs.columns, repeat=True, row_axis=rank - 2, rows_per_block=rows)
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
     small = level_of(target).size > 0
     unroll = 1 if small else 8 if draws_words(kernel) else 4 if heavy < 24 else 2
@@ -152,8 +157,9 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=max(1, costs.columns * 4 // max(4, width)), row_group=group)
     if (window or slides(kernel, nest, any_axis=True)) and can_repeat(kernel):
         # Rows of images are short: a step of two registers, then of one; so are their channels. A block does several of them.
-        tiles = tuple(lanes * (2 if window else 4) if position == axis else 1 for position in range(rank))
         row_axis = next((p for p in reversed(range(rank)) if p != axis), -1)
+        group = row_group_of(kernel, nest, row_axis, hints)
+        tiles = tuple(lanes * (2 if window or group > 1 else 4) if position == axis else group if position == row_axis else 1 for position in range(rank))
         rows = costs.rows_per_block if row_axis >= 0 else 1
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True, row_axis=row_axis, rows_per_block=rows)
     crossing = crossing_index(kernel, nest, axis) if not nest.reductions and not nest.sweeps and not walks and not kernel.attrs.get("in_order") else -1

@@ -14,7 +14,8 @@ from tilewright.analysis.affine import Affine, Forms, address, analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk
+from tilewright.ir.types import INDEX
 from tilewright.passes.schedules.loops import Schedule
 
 MOST_TERMS = 512
@@ -23,6 +24,8 @@ LONGEST = 16
 """How long a sum of one index is at most, if it is written out."""
 FEW_STRIDES = 3
 """Elements so far apart are loaded as whole vectors, and sorted."""
+ROW_GROUP = 4
+"""Rows that are done together."""
 SHARED_ROWS = 8
 """Rows among which what is loaded once is counted as shared."""
 
@@ -52,14 +55,31 @@ def short_schedule(kernel: Kernel, nest: Nest, target: Target, lanes: int, hints
     inside = rows >= 0 and any(op.opcode == "load" and _is_shared(op, forms, body, axis, rows) for op, _ in counted)
     longest = max(terms.values())
     registers = 1 if inside and longest > 8 else 2
-    tiles = tuple(lanes * registers if p == axis else 1 for p in range(len(extents)))
     costs = target.costs.caches
     if rows < 0:
         rows = next((p for p in reversed(range(len(extents))) if p != axis), -1)
+    group = 1 if inside else row_group_of(kernel, nest, rows, hints)
+    tiles = tuple(lanes * registers if p == axis else group if p == rows else 1 for p in range(len(extents)))
     return Schedule(
         tiles, 1, lanes, vector_index=axis, chunk=costs.columns, repeat=True, short=True, row_axis=rows,
         rows_per_block=costs.rows_per_block if rows >= 0 else 1, rows_inside=inside,
     )  # fmt: skip
+
+
+def row_group_of(kernel: Kernel, nest: Nest, row_axis: int, hints: Mapping[str, int]) -> int:
+    """Neighbouring rows whose sums are done together, so that one does not wait for its own last term; 1 where conditions on indices make rows differ."""
+    if row_axis < 0 or _hint(nest.extents[row_axis], hints) < ROW_GROUP or kernel.attrs.keys() & {"blocks", "in_order"} or is_watched(kernel):
+        return 1
+    for op in walk(nest.parallel.regions[0]):
+        if op.opcode in ("if", "for", "while", "atomic", "accumulate", "select") or str(op.attrs.get("kind", "")).startswith("arg"):
+            return 1
+        if op.opcode not in _PLAIN and any(v.type == INDEX for v in op.operands):
+            return 1
+    return ROW_GROUP
+
+
+_PLAIN = frozenset({"load", "store", "add", "sub", "mul", "reduce", "cast"})
+"""Ops on indices that are the same for all rows."""
 
 
 def _known(size: Size, sizes: Mapping[str, int]) -> int | None:

@@ -20,10 +20,10 @@ from tilewright.analysis.affine import Forms, analyse, gap, lowest
 from tilewright.analysis.guard_safety import is_safe_without
 from tilewright.base.affine import AffineForm
 from tilewright.base.record import record
-from tilewright.base.sizes import ZERO, Size, contiguous_strides, maximum, product
+from tilewright.base.sizes import ZERO, Size, SizeCall, contiguous_strides, maximum, product, without_clamp
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.nodes import Attr, Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of, tensor
@@ -42,13 +42,15 @@ class _Window:
     size: tuple[Size, ...]
     phased: bool = False
     """Whether the kernel is one phase of a sum: all phases have copies of one form, so that their code is the same."""
+    contracts: bool = False
+    """Whether the kernel is a product of matrices, whose columns are copied in vectors."""
     joined: int | None = None
     """From which axis on all are one, so that a place along it is that of a result plus that of a term; None: a copy has all axes, but for rows."""
 
     @property
     def flat(self) -> bool:
         """Whether rows follow one another in one axis: a vector may then run over the end of a row."""
-        return len(self.size) > 1 and (self.joined is not None or self.phased or (self.low[-1] != ZERO and self.low[-2] != ZERO))
+        return len(self.size) > 1 and (self.joined is not None or self.phased or (self.contracts and self.low[-1] != ZERO and self.low[-2] != ZERO))
 
     @property
     def rows(self) -> tuple[Size, ...]:
@@ -90,20 +92,57 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
         if window is None:
             calls.append(call)
             continue
+        memory = window.load.operands[0]
+        if _stays_inside(call.kernel, window):
+            calls.append(replace(call, kernel=_without_guard(call.kernel, window, memory)))
+            continue
+        window = replace(window, contracts=schedule is not None)
         if isinstance(schedule, CpuPanels) and schedule.keep == "a":
             window = _joined(call.kernel, window)
-        memory = window.load.operands[0]
         padded = Value(tensor(dtype_of(memory.type), *window.shape, align=16), f"{call.kernel.name}.padded{len(scratch)}")
         assert isinstance(padded.type, Tensor)
         kept.insert(-1, None)
         names = dict(zip(call.kernel.params, call.args, strict=True))
         scratch.append(ProgramArray(padded.name, padded.type, "scratch"))
-        calls.append(KernelCall(_copy_kernel(call.kernel, window, padded), (names[memory], padded.name), call.loops))
+        calls.append(KernelCall(_copy_kernel(call.kernel, window, padded, target.has_lane_masks), (names[memory], padded.name), call.loops))
         kernel = _without_guard(call.kernel, window, padded)
         used = {v for op in walk(kernel.body) for v in op.operands}
         params = tuple(p for p in call.kernel.params if p in used)
         calls.append(KernelCall(replace(kernel, params=(*params, padded)), (*(names[p] for p in params), padded.name), call.loops))
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(kept)
+
+
+def _stays_inside(kernel: Kernel, window: _Window) -> bool:
+    """Whether the guard always holds: where there is a result at all, the last index of each loop is that of an extent without its clamp at 0."""
+    if any(low != ZERO for low in window.low):
+        return False
+    forms, memory = analyse(kernel), window.load.operands[0].type
+    assert isinstance(memory, Tensor)
+    last = {
+        arg: without_clamp(forms[extent].constant) - 1
+        for op in walk(kernel.body) if op.opcode in ("parallel", "reduce")
+        for extent, arg in zip(op.operands, op.regions[0].args, strict=True) if extent in forms and not forms[extent].factors
+    }  # fmt: skip
+    for index, extent, size in zip(window.load.operands[1:], memory.shape, window.size, strict=True):
+        if size == extent:
+            continue
+        form = forms.get(index)
+        if form is None or any(value not in last or not ranges.surely_not_negative(factor) for value, factor in form.factors):
+            return False
+        reach = sum((last[value] * factor for value, factor in form.factors), form.constant)
+        if not ranges.surely_not_negative(extent - 1 - _at_most(reach)):
+            return False
+    return True
+
+
+def _at_most(size: Size) -> Size:
+    """A size that is not smaller, without quotients: `2 * (n // 2)` is at most n."""
+    total = size
+    for monomial, factor in size.terms:
+        atom = monomial[0] if len(monomial) == 1 else None
+        if isinstance(atom, SizeCall) and atom.op == "floordiv" and atom.b.constant and factor > 0 and factor % atom.b.constant == 0:
+            total = total - Size(((monomial, factor),)) + atom.a * (factor // atom.b.constant)
+    return total
 
 
 def _joined(kernel: Kernel, window: _Window) -> _Window:
@@ -193,8 +232,8 @@ def _bounds(test: Op, index: Value, extent: Size, known: dict[Value, ranges.Rang
     return any(not found.minus(lowest(side)).factors and found.constant == lowest(side).constant for side in (moved, behind))
 
 
-def _copy_kernel(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
-    """Rows side by side: zeros, the row, zeros; a row outside is all zeros."""
+def _copy_kernel(kernel: Kernel, window: _Window, padded: Value, masks: bool) -> Kernel:
+    """Rows side by side: zeros, the row, zeros; a row outside is all zeros. With `masks`, vectors may have lanes of all of these."""
     memory = window.load.operands[0]
     assert isinstance(memory.type, Tensor)
     shape = memory.type.shape
@@ -222,10 +261,25 @@ def _copy_kernel(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
         at.for_(at.add(length, start), at.index(window.size[-1]), one, [], nothing, name="z", independent=True)
         return []
 
-    b.parallel([b.index(e) for e in window.rows], body)
+    def element(at: Builder, *index: Value) -> list[Value]:
+        """One element, zero or copied: lanes of a vector are what they are by a mask."""
+        place = [at.add(v, at.index(low)) for v, low in zip(index, window.low, strict=True)]
+        inside = at.logical_and(at.op("ge", place[-1], at.index(0)), at.op("lt", place[-1], at.index(shape[-1])))
+        for d, row in enumerate(place[:-1]):
+            if window.rows[d] != shape[d]:
+                inside = at.logical_and(inside, at.logical_and(at.op("ge", row, at.index(0)), at.op("lt", row, at.index(shape[d]))))
+        (value,) = at.if_(inside, lambda inner: [inner.op("load", memory, *place)], lambda inner: [inner.const(0, dtype_of(memory.type))])
+        return list(at.multi("store", padded, *window.place(at, index), value))
+
+    if masks:
+        b.parallel([b.index(e) for e in (*window.rows, window.size[-1])], element)
+    else:
+        b.parallel([b.index(e) for e in window.rows], body)
     phases = kernel.attrs.get("phase_of")
-    attrs = MappingProxyType({"phase_of": f"{phases}.pad"} if phases else {})
-    return Kernel(f"{kernel.name}.pad", Stage.LOOP, (memory, padded), Block((), tuple(b.ops)), facts=kernel.facts, attrs=attrs, span=kernel.span)
+    attrs: dict[str, Attr] = {"phase_of": f"{phases}.pad"} if phases else {}
+    if masks:
+        attrs["frames"] = True
+    return Kernel(f"{kernel.name}.pad", Stage.LOOP, (memory, padded), Block((), tuple(b.ops)), facts=kernel.facts, attrs=MappingProxyType(attrs), span=kernel.span)
 
 
 def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
@@ -259,7 +313,7 @@ def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
             elif op is window.load:
                 with b.at(op.span):
                     where = [moved(b, v, low, mapping) for v, low in zip(op.operands[1:], window.low, strict=True)]
-                    mapping[op.results[0]] = b.op("load", padded, *window.place(b, where))
+                    mapping[op.results[0]] = b.op("load", padded, *(where if padded is op.operands[0] else window.place(b, where)))
             elif op.regions:
                 operands = tuple(mapping.get(v, v) for v in op.operands)
                 b.append(replace(op, operands=operands, regions=tuple(block(r, mapping) for r in op.regions)))

@@ -19,8 +19,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import bool_, i64, u32, u64
+from tilewright.base.dtypes import DType, bool_, i64, u16, u32, u64
 from tilewright.base.errors import CompilerBug
+from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Blocked
@@ -38,7 +39,7 @@ from tilewright.passes.common.registers import (
     ThreadView,
     shape_of,
 )
-from tilewright.passes.to_thread.masked_vectors import lanes_mask
+from tilewright.passes.to_thread.masked_vectors import lanes_of
 from tilewright.passes.to_thread.tile_reductions import TileReductions
 from tilewright.passes.to_thread.turned_stores import store_turned
 
@@ -443,9 +444,9 @@ class TileLowering(ThreadView):
             elements.append(own)
         return first, 0, elements
 
-    def _every_second(self, b: Builder, memory: Value, indices: Sequence[Held], shape: Shape, cell: Cell) -> Value | None:
+    def _every_second(self, b: Builder, memory: Value, indices: Sequence[Held], shape: Shape, cell: Cell, mask: Held | None) -> Value | None:
         """CPU: every second or third element of a row, sorted out of whole vectors. The last of these ends with the last element, so nothing else is
-        read."""
+        read. Under a mask, those of its elements are loaded, where the CPU has masks."""
         tensor, width = memory.type, self.vector
         assert isinstance(tensor, Tensor)
         if self.target.simt or width < 4 or tensor.dtype.is_bool or not self.is_wide(shape):
@@ -465,13 +466,23 @@ class TileLowering(ThreadView):
         stride = walking.factors[self.axis]
         if stride not in (2, 3) or any(isinstance(v.type, Vec) for v in first):
             return None
+        chosen_lanes = None
+        if mask is not None:
+            if not self.target.has_lane_masks or not isinstance(mask, Mask | Registers) or not self.is_wide(mask.shape) or moving[0] != tensor.rank - 1:
+                return None
+            chosen_lanes = lanes_of(self, b, mask, cell)
         last = stride * (width - 1)
         starts = [*range(0, last - width + 1, width), last - width + 1]
         loaded: list[Value] = []
         for start in starts:
             own = list(first)
             own[moving[0]] = b.add(first[moving[0]], b.index(start)) if start else first[moving[0]]
-            loaded.append(self.plain_load(b, memory, own, width))
+            if chosen_lanes is None:
+                loaded.append(self.plain_load(b, memory, own, width))
+                continue
+            nothing = b.op("broadcast", b.const(False, bool_), width=width)
+            chosen = tuple(place // stride if place % stride == 0 and place <= last else width for place in range(start, start + width))
+            loaded.append(b.op("load_lanes", memory, *own, b.op("rearrange", chosen_lanes, nothing, lanes=chosen)))
         found, found_lanes = loaded[0], [lane * stride if lane * stride < width else -1 for lane in range(width)]
         for start, value in zip(starts[1:], loaded[1:], strict=True):
             lanes = []
@@ -621,7 +632,7 @@ class TileLowering(ThreadView):
         cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []
         once = self._same_for_vectors(held, result.shape)
         for cell in self.cells(result.shape):
-            apart = None if mask is not None or op.attrs.get("apart") else self._every_second(b, memory, held, result.shape, cell)
+            apart = None if op.attrs.get("apart") else self._every_second(b, memory, held, result.shape, cell, mask)
             if apart is not None:
                 cells[cell] = apart
                 continue
@@ -638,9 +649,8 @@ class TileLowering(ThreadView):
                 cells[cell] = self.concatenated(b, together)
                 cut.append((cell, whole, pieces))
                 continue
-            lanes = lanes_mask(self, b, memory, mask, cell) if len(pieces) == 1 and self.is_wide(result.shape) else None
-            if lanes is not None:
-                cells[cell] = b.op("load_lanes", memory, *pieces[0][0], lanes)
+            if mask is not None and self._takes_lanes(b, memory.type, held, pieces, mask, cell):
+                cells[cell] = b.op("load_lanes", memory, *pieces[0][0], lanes_of(self, b, mask, cell))
                 continue
             one_each = mask is not None and len(pieces) < self.vector and not self.whole_vectors(b, mask, cell)
             if one_each and self.is_wide(result.shape):
@@ -690,6 +700,16 @@ class TileLowering(ThreadView):
             return True
         return isinstance(mask, Mask) and self.mask_is_uniform(b, mask, cell)
 
+    def _takes_lanes(self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: Sequence[tuple[list[Value], int]], mask: Held, cell: Cell) -> bool:
+        """Whether one instruction accesses those elements of a vector that a mask names. They follow one another along the last axis."""
+        if not self.target.has_lane_masks or len(pieces) != 1 or pieces[0][1] != self.vector or self.vector == 1:
+            return False
+        if not isinstance(mask, Mask | Registers) or not self.is_wide(mask.shape) or self.whole_vectors(b, mask, cell):
+            return False
+        *outer, last = indices
+        along = isinstance(last, RegisterIndex) and last.factors.get(self.axis, 0) == 1 and memory.strides[-1] == ONE
+        return along and not any(isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0) for held in outer)
+
     def singles(
         self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: list[tuple[list[Value], int]]
     ) -> list[tuple[list[Value], int]]:
@@ -733,7 +753,18 @@ class TileLowering(ThreadView):
         assert isinstance(memory.type, Tensor)
         if self.shifted and memory.type.space == "global" and width == 1:
             return b.op("load", memory, *indices, cond, masked=True)  # no branch between what is read before and after
+        if self._are_words(memory.type.dtype):
+            # As integers: a short float that a branch gives is a number that LLVM widens and rounds again, with a function of its own.
+            words = b.if_(
+                cond, lambda inner: [inner.op("bitcast", self.plain_load(inner, memory, indices, width), dtype=u16)],
+                lambda inner: [inner.op("bitcast", zero(inner)[0], dtype=u16)],
+            )  # fmt: skip
+            return b.op("bitcast", words[0], dtype=memory.type.dtype)
         return b.if_(cond, lambda inner: [self.plain_load(inner, memory, indices, width)], zero)[0]
+
+    def _are_words(self, dtype: DType) -> bool:
+        """Whether elements are moved as integers: short floats on a CPU."""
+        return not self.target.simt and dtype.is_float and dtype.itemsize == 2
 
     def concatenated(self, b: Builder, parts: Sequence[Value]) -> Value:
         if len(parts) == 1:
@@ -744,6 +775,9 @@ class TileLowering(ThreadView):
                 singles += [b.op("extract", part, lane=lane) for lane in range(part.type.width)]
             else:
                 singles.append(part)
+        dtype = dtype_of(singles[0].type)
+        if self._are_words(dtype):
+            return b.op("bitcast", b.op("pack", *(b.op("bitcast", v, dtype=u16) for v in singles)), dtype=dtype)
         return b.op("pack", *singles)
 
     def store(self, b: Builder, op: Op) -> None:
@@ -813,9 +847,8 @@ class TileLowering(ThreadView):
 
             b.if_(self._whole(b, mask, cell), together, alone)
             return
-        lanes = lanes_mask(self, b, memory, mask, cell) if len(pieces) == 1 and isinstance(value.type, Vec) else None
-        if lanes is not None:
-            b.multi("store_lanes", memory, *pieces[0][0], value, lanes)
+        if mask is not None and self._takes_lanes(b, tensor, held, pieces, mask, cell):
+            b.multi("store_lanes", memory, *pieces[0][0], value, lanes_of(self, b, mask, cell))
             return
         cut = mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self.whole_vectors(b, mask, cell)
         singles = self.singles(b, tensor, held, pieces) if cut else pieces

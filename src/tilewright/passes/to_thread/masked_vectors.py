@@ -5,25 +5,17 @@ from __future__ import annotations
 from tilewright.base.dtypes import i32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import Vec, dtype_of
+from tilewright.ir.types import Vec
 from tilewright.passes.common.registers import Cell, Held, Mask, Registers, ThreadView
 
-MASKED = 64
-"""Bytes of the vectors whose instructions take a mask."""
-WORD = 4
-"""Bytes of the smallest elements that all such CPUs mask."""
 
-
-def lanes_mask(view: ThreadView, b: Builder, memory: Value, mask: Held | None, cell: Cell) -> Value | None:
-    """The mask under which a vector of this cell is loaded or stored; None: not under one."""
-    if view.target.simt or view.target.vector_bytes != MASKED or dtype_of(memory.type).itemsize < WORD:
-        return None
-    if not isinstance(mask, Mask | Registers) or not view.is_wide(mask.shape):
-        return None
+def lanes_of(view: ThreadView, b: Builder, mask: Held, cell: Cell) -> Value:
+    """The mask under which a vector of this cell is loaded or stored."""
+    assert isinstance(mask, Mask | Registers)
     others = mask.others if isinstance(mask, Mask) else (mask,)
     edges = mask.edges if isinstance(mask, Mask) else ()
-    if any(index.factors.get(view.axis, 0) not in (0, 1) for index, _ in edges):
-        return None
+    if isinstance(mask, Mask) and any(index.factors.get(view.axis, 0) not in (0, 1) for index, _ in edges):
+        return view.mask_cell(b, mask, cell)
     lanes, most = b.op("lane_ids", dtype=i32, width=view.vector), b.index(view.vector)
     total: Value | None = None
     for index, bound in edges:
@@ -38,4 +30,5 @@ def lanes_mask(view: ThreadView, b: Builder, memory: Value, mask: Held | None, c
         inside = other.cells[view.collapsed(cell, other.shape)]
         inside = inside if isinstance(inside.type, Vec) else b.op("broadcast", inside, width=view.vector)
         total = inside if total is None else b.logical_and(total, inside)
+    assert total is not None
     return total

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,12 @@ WINDOW_LOOP = 16
 """The same where neighbouring results share what they load."""
 WRITTEN_OUT = 64
 """Terms of a short sum that are."""
+GROUP_TERMS = 16
+"""The same where several rows are done together: what they are multiplied with stays in registers beside their sums."""
+
+
+NEAR = (0, 1, 2, 3)
+"""How many elements apart the lanes of a vector may lie, to be sorted out of a few registers."""
 
 
 class RowPart(Enum):
@@ -84,7 +91,7 @@ class LoopLowering:
         inner = () if target.simt or schedule.reduce_tile == 1 else inner_walks(kernel, self.nest)
         self.inner_walks = {id(op) for op in inner}
         """CPU: reductions and sweeps in serial loops that vectors go along, where there are none at the top."""
-        self.border_tests = set() if target.simt else border_tests(kernel)
+        self.border_tests = set() if target.simt or kernel.attrs.get("frames") else border_tests(kernel)
         """Conditions that are asked of a whole tile first."""
         self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard and not watched_axes(g.load)}
         """Loads under conditions that stay inside anyway."""
@@ -114,6 +121,12 @@ class LoopLowering:
         """Indices of sums that begin later, at a border, and where."""
         self.clipped: set[int] = set()
         """Comparisons that hold since sums end at the border."""
+        self.groups_rows = not target.simt and schedule.row_axis >= 0 and schedule.tiles[schedule.row_axis] > 1
+        """CPU: whether several rows are done together."""
+        self.masks_rows = target.has_lane_masks and self._loads_vectors()
+        """CPU: whether what is shorter than a vector is one whose lanes are masked."""
+        self.edges: list[Condition] = []
+        """CPU: which elements of the vector at hand belong to the row."""
 
     def _find_recomputed(self) -> Recomputed | None:
         from tilewright.analysis.recomputed import find_recomputed
@@ -125,9 +138,15 @@ class LoopLowering:
 
         return row_arrays(self.region)
 
+    def _loads_vectors(self) -> bool:
+        """Whether all elements of a vector lie in a few registers: they are neighbours, or few elements apart."""
+        axis = self.schedule.vector_index
+        accesses = [op for op in walk(self.region) if op.opcode in ("load", "store")]
+        return axis >= 0 and all(address(op, self.forms).factor(self.region.args[axis]).constant in NEAR for op in accesses)
+
     def _find_borders(self) -> Borders | None:
         axis = self.schedule.vector_index
-        if self.target.simt or axis < 0 or len(self.tiled) != 1 or self.reduce_position is not None:
+        if self.target.simt or axis < 0 or len(self.tiled) != 1 or self.reduce_position is not None or self.kernel.attrs.get("frames"):
             return None
         borders = Borders(self.kernel, self.nest.parallel, self.forms, axis)
         return borders if borders.any else None
@@ -240,7 +259,7 @@ class LoopLowering:
         if rows == 1:
             self._cpu_row(b, env, starts)
             return blocks
-        if self.schedule.tiles[row_axis] > 1:
+        if self.groups_rows:
             self._cpu_pairs(b, env, starts)
             return blocks
         if self.schedule.rows_inside:
@@ -323,54 +342,39 @@ class LoopLowering:
         axis = self.schedule.vector_index
 
         def body(inner: Builder, index: Value) -> list[Value]:
-            self.ops(inner, self.region.ops, {**env, **{arg: index if p == axis else starts[p] for p, arg in enumerate(self.region.args)}}, [])
+            self.ops(inner, self.region.ops, {**env, **{arg: index if p == axis else starts[p] for p, arg in enumerate(self.region.args)}}, list(self.edges))
             return []
 
         self._repeating(b, starts[axis], high, (self.schedule.vector,), body)
 
     def _cpu_pairs(self, b: Builder, env: dict[Value, Value], starts: Sequence[Value]) -> None:
-        """A block of rows and vectors of columns, both several at a time; what is left over one row at a time."""
+        """A block of rows and vectors of columns, both several at a time. The last group ends where the block does; fewer rows than a group are done one by one."""
         schedule, one = self.schedule, b.index(1)
         axis, row_axis, group = schedule.vector_index, schedule.row_axis, schedule.tiles[schedule.row_axis]
-        low = starts[axis]
+        first, low = starts[row_axis], starts[axis]
         high = b.op("min", b.add(low, b.index(schedule.chunk)), b.index(self.nest.extents[axis]))
-        end = b.op("min", b.add(starts[row_axis], b.index(schedule.rows_per_block)), b.index(self.nest.extents[row_axis]))
-        whole = b.add(starts[row_axis], b.mul(b.op("floordiv", b.sub(end, starts[row_axis]), b.index(group)), b.index(group)))
+        end = b.op("min", b.add(first, b.index(schedule.rows_per_block)), b.index(self.nest.extents[row_axis]))
 
-        def results(at: Builder, row: Value, column: Value) -> list[Value]:
-            local = {**env, **{arg: column if p == axis else row if p == row_axis else starts[p] for p, arg in enumerate(self.region.args)}}
-            self.ops(at, self.region.ops, local, [])
+        def row(at: Builder, number: Value, widths: Sequence[int]) -> list[Value]:
+            def body(inner: Builder, index: Value) -> list[Value]:
+                local = {**env, **{arg: index if p == axis else number if p == row_axis else starts[p] for p, arg in enumerate(self.region.args)}}
+                self.ops(inner, self.region.ops, local, list(self.edges))
+                return []
+
+            self._repeating(at, low, high, widths, body)
             return []
 
-        def columns(at: Builder, row: Value, width: int, single: Callable[[Builder], object]) -> None:
-            """All columns in vectors, the last of which ends where the row does; `single` where there are fewer."""
-            wide = at.index(width)
-
-            def vectors(deeper: Builder) -> list[Value]:
-                last = deeper.sub(high, wide)
-                place = self.tiled.index(axis)
-                deeper.for_(low, high, wide, [], lambda inner, k: results(inner, row, self.index_tile(inner, inner.op("min", k, last), place, width)))
-                return []
-
-            def narrow(deeper: Builder) -> list[Value]:
-                single(deeper)
-                return []
-
-            at.if_(at.op("ge", at.sub(high, low), wide), vectors, narrow)
-
-        def alone(at: Builder, first: Value, last: Value) -> None:
-            def row(inner: Builder, number: Value) -> list[Value]:
-                columns(inner, number, schedule.vector, lambda deeper: deeper.for_(low, high, one, [], lambda k, column: results(k, number, column)))
-                return []
-
-            at.for_(first, last, one, [], row, name="row")
-
-        def together(at: Builder, number: Value) -> list[Value]:
-            columns(at, self.index_tile(at, number, self.tiled.index(row_axis), group), schedule.tiles[axis], lambda deeper: alone(deeper, number, deeper.add(number, deeper.index(group))))
+        def together(at: Builder) -> list[Value]:
+            last, place = at.sub(end, at.index(group)), self.tiled.index(row_axis)
+            widths = (schedule.tiles[axis], schedule.vector)
+            at.for_(first, end, at.index(group), [], lambda inner, k: row(inner, self.index_tile(inner, inner.op("min", k, last), place, group), widths), name="rows")
             return []
 
-        b.for_(starts[row_axis], whole, b.index(group), [], together, name="rows")
-        alone(b, whole, end)
+        def alone(at: Builder) -> list[Value]:
+            at.for_(first, end, one, [], lambda inner, number: row(inner, number, (schedule.vector,)), name="row")
+            return []
+
+        b.if_(b.op("ge", b.sub(end, first), b.index(group)), together, alone)
 
     def _cpu_row(self, b: Builder, env: dict[Value, Value], starts: Sequence[Value], rows_end: Value | None = None) -> None:
         """One block, or one of its rows: what lies along the vector axis from `starts` on. With `rows_end` the rows of a block are the inner loop."""
@@ -386,7 +390,7 @@ class LoopLowering:
             local = dict(env)
             for p, arg in enumerate(self.region.args):
                 local[arg] = index if index is not None and p == axis else number if number is not None and p == row_axis else starts[p]
-            self.ops(inner, self.region.ops, local, [])
+            self.ops(inner, self.region.ops, local, list(self.edges))
             return []
 
         if not self.tiled:
@@ -439,7 +443,7 @@ class LoopLowering:
         if not self.schedule.repeat:
             end = b.add(begin, b.mul(b.op("floordiv", b.sub(end, begin), b.index(tile)), b.index(tile)))
         # What has no room for a vector is a border as a whole.
-        least = b.index(vector if self.schedule.repeat else tile)
+        least = b.index(tile if not self.schedule.repeat else 1 if self.masks_rows else vector)
         room = b.op("ge", b.sub(end, begin), least)
         begin, end = b.select(room, begin, high), b.select(room, end, high)
 
@@ -464,9 +468,15 @@ class LoopLowering:
                 deeper.for_(begin, end, width, [], lambda inner, k: run(inner, self.index_tile(inner, inner.op("min", k, last), 0, widths[0])))
                 return []
 
-            if len(widths) == 1:
+            def narrower(deeper: Builder) -> list[Value]:
+                if len(widths) > 1:
+                    return middle(deeper, place, widths[1:])
+                self._short(deeper, begin, end, run)
+                return []
+
+            if len(widths) == 1 and not self.masks_rows:
                 return vectors(at)
-            at.if_(at.op("ge", at.sub(end, begin), width), vectors, lambda deeper: middle(deeper, place, widths[1:]))
+            at.if_(at.op("ge", at.sub(end, begin), width), vectors, narrower)
             return []
 
         widths = (tile,) if tile == vector or not self.schedule.repeat else (tile, vector)
@@ -487,13 +497,13 @@ class LoopLowering:
     def _repeating(self, b: Builder, low: Value, high: Value, widths: Sequence[int], body: Callable[..., list[Value]]) -> None:
         """Walk low..high in vectors of the widest kind that fits; the last one ends where the row does and repeats a few elements."""
         if not widths:
-            b.for_(low, high, b.index(1), [], body)
+            self._short(b, low, high, body)
             return
-        width = b.index(widths[0])
+        width, place = b.index(widths[0]), self.tiled.index(self.schedule.vector_index)
 
         def vectors(at: Builder) -> list[Value]:
             last = at.sub(high, width)
-            at.for_(low, high, width, [], lambda inner, k: body(inner, self.index_tile(inner, inner.op("min", k, last), 0, widths[0])))
+            at.for_(low, high, width, [], lambda inner, k: body(inner, self.index_tile(inner, inner.op("min", k, last), place, widths[0])))
             return []
 
         def narrower(at: Builder) -> list[Value]:
@@ -501,6 +511,18 @@ class LoopLowering:
             return []
 
         b.if_(b.op("ge", b.sub(high, low), width), vectors, narrower)
+
+    def _short(self, b: Builder, low: Value, high: Value, body: Callable[..., list[Value]]) -> None:
+        """Elements of a row that are fewer than a vector: one vector of which some lanes count, or one by one."""
+        if not self.masks_rows:
+            b.for_(low, high, b.index(1), [], body)
+            return
+        index = self.index_tile(b, low, self.tiled.index(self.schedule.vector_index), self.schedule.vector)
+        self.edges.append(Condition(b.op("lt", index, b.like(high, index)), edge=True))
+        try:
+            body(b, index)
+        finally:
+            self.edges.pop()
 
     def _strips(
         self, b: Builder, low: Value, high: Value, tile: int, head: Value | None, lanes: Sequence[Value],
@@ -1151,12 +1173,15 @@ class LoopLowering:
         """Whether the turns of a reduction's dimension stand one after another."""
         if turns < 1 or self.place is RowPart.BORDER or op.regions[0].args[dimension] in self.clips:
             return False
+        if self.groups_rows:
+            return self._number_of_terms(op, dimension) <= GROUP_TERMS
         if not self.schedule.short:
             return turns <= (WINDOW_LOOP if self.schedule.window else SHORT_LOOP) and (len(op.operands) > 1 or self.schedule.window)
-        terms = 1
-        for extent in op.operands[dimension:]:
-            terms *= self.forms[extent].constant.constant or WRITTEN_OUT
-        return turns <= 2 * SHORT_LOOP and terms <= WRITTEN_OUT
+        return turns <= 2 * SHORT_LOOP and self._number_of_terms(op, dimension) <= WRITTEN_OUT
+
+    def _number_of_terms(self, op: Op, dimension: int) -> int:
+        """Terms of a sum over its dimensions from this one on; many where a call says how many."""
+        return prod((self.forms[extent].constant.constant or 2 * WRITTEN_OUT) if extent in self.forms else 2 * WRITTEN_OUT for extent in op.operands[dimension:])
 
     def _ragged(
         self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],

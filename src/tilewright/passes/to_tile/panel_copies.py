@@ -438,7 +438,7 @@ class PanelCopies(LoopLowering):
 
     def _masks(self, side: Side) -> bool:
         """Whether vectors at an edge are copied as such: the target masks what lies outside, and elements of a vector differ in one index."""
-        return self.target.vector_bytes == LINE and len(side.indices) == len(side.copied) == 1 and side.factor.guard is None
+        return self.target.has_lane_masks and len(side.indices) == len(side.copied) == 1 and side.factor.guard is None
 
     def _copy_edge(
         self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value

@@ -20,8 +20,11 @@ from tilewright.primitives.sort import SortPlan
 _ROWS, _N = Size.of("rows"), Size.of("n")
 _RADIX = 256
 _BLOCKS = 32
-_SHORT = 24
-"""Elements of rows whose elements are all compared with each other."""
+_SHORT = 64
+_SHORT_OF_BYTES = 24
+"""Elements of rows whose elements are all compared with each other; of bytes, which have one digit."""
+_MOST_LANES = 16
+"""Elements that are compared at once, where these are 64 bytes or less."""
 LONGEST = 1 << 18
 """Elements of the longest row that one thread sorts."""
 
@@ -29,6 +32,7 @@ LONGEST = 1 << 18
 def sort_rows_program_cpu(plan: SortPlan) -> Program:
     """The program `keys, values? -> sorted?, moved?`."""
     unsigned, passes = key_dtype(plan.dtype), plan.passes
+    lanes = min(_MOST_LANES, 64 // unsigned.itemsize)
     blocks = minimum(_ROWS, _BLOCKS)
     arrays = {"keys": ProgramArray("keys", tensor(plan.dtype, _ROWS, _N), "input")}
     if plan.payload is not None and not plan.places:
@@ -38,15 +42,15 @@ def sort_rows_program_cpu(plan: SortPlan) -> Program:
     if plan.payload is not None:
         arrays["moved"] = ProgramArray("moved", tensor(plan.payload, _ROWS, _N), "output")
     held = plan.held
-    arrays["row_keys"] = scratch("row_keys", unsigned, blocks * 2 * _N)
+    arrays["row_keys"] = scratch("row_keys", unsigned, blocks * (2 * _N + lanes))
     if held is not None:
-        arrays["row_values"] = scratch("row_values", held, blocks * 2 * _N)
+        arrays["row_values"] = scratch("row_values", held, blocks * (2 * _N + lanes))
 
     def body(c: Code, *memory: Mem) -> None:
         by_name = dict(zip(arrays, memory, strict=True))
         own, carried = by_name["row_keys"], by_name.get("row_values")
         size, rows, several = c.size(_N), c.size(_ROWS), c.size(blocks)
-        home = c.block() * 2 * size
+        home = c.block() * (size * 2 + lanes)
         table = c.alloc("local", i64, passes * _RADIX, align=64)
 
         def read(r: Num, t: Num) -> Num:
@@ -67,18 +71,29 @@ def sort_rows_program_cpu(plan: SortPlan) -> Program:
             unrolled(c, c.index(0), size, 4, one)
 
         def by_comparison(r: Num) -> None:
+            """An element's place is how many are smaller, or equal and before it. Behind the row there are keys that are neither."""
             c.loop(0, size, 1, [], lambda t: _nothing(read(r, t)))
+            own.store(home + size, c.op("broadcast", c.const(-1, unsigned), width=lanes), unaligned=True)
+            target = home + size + lanes
+            lane = c.op("lane_ids", width=lanes, dtype=unsigned)
 
             def one(t: Num) -> None:
                 key = own.load(home + t)
-                (smaller,) = c.loop(0, t, 1, [c.const(0, i64)], lambda j, n: n + (own.load(home + j) <= key).to(i64))
-                (smaller,) = c.loop(t + 1, size, 1, [smaller], lambda j, n: n + (own.load(home + j) < key).to(i64))
-                own.store(home + size + smaller, key)
+                wanted, here = (c.op("broadcast", v, width=lanes) for v in (key, t.to(unsigned)))
+
+                def several(j: Num, before: Num) -> Num:
+                    others = own.load(home + j, lanes, unaligned=True)
+                    earlier = lane + c.op("broadcast", j.to(unsigned), width=lanes) < here
+                    return before + ((others < wanted) | (others.eq(wanted) & earlier)).to(unsigned)
+
+                (before,) = c.loop(0, size, lanes, [c.op("broadcast", c.const(0, unsigned), width=lanes)], several)
+                place = target + c.op("fold", before, kind="add", together=True).to(i64)
+                own.store(place, key)
                 if carried is not None:
-                    carried.store(home + size + smaller, carried.load(home + t))
+                    carried.store(place, carried.load(home + t))
 
             c.loop(0, size, 1, [], one)
-            write(r, home + size)
+            write(r, target)
 
         def by_digits(r: Num) -> None:
             zero = c.op("broadcast", c.const(0, i64), width=8)
@@ -122,7 +137,7 @@ def sort_rows_program_cpu(plan: SortPlan) -> Program:
             return 1 - side
 
         def row(r: Num) -> None:
-            c.either(size <= _SHORT, lambda: by_comparison(r), lambda: by_digits(r))
+            c.either(size <= (_SHORT_OF_BYTES if passes == 1 else _SHORT), lambda: by_comparison(r), lambda: by_digits(r))
 
         c.loop(c.block() * rows // several, (c.block() + 1) * rows // several, 1, [], row)
 

@@ -69,6 +69,17 @@ def test_every_dtype_along_the_first_axis(device: str, dtype: Any) -> None:
         assert np.array_equal(places, order_of(x, 0, True)[:5])
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.float32, np.float64], ids=str)
+def test_short_rows(dtype: Any) -> None:
+    """Rows about as long as those whose elements are compared with each other, and as the vectors that compare them."""
+    for n in (2, 7, 8, 9, 15, 16, 17, 24, 25, 31, 33, 63, 64, 65):
+        x = numbers((5, n), dtype, n)
+        order = order_of(x, 1)
+        assert np.array_equal(tw.argsort(x), order)
+        keys, moved = tw.sort(x, order.astype(np.float32))
+        assert np.array_equal(keys, np.sort(x)) and np.array_equal(moved, np.take_along_axis(order.astype(np.float32), order, 1))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_by_a_key(device: str) -> None:
     x = np.random.default_rng(0).integers(-20, 20, (5, 40)).astype(np.float32)

@@ -45,7 +45,7 @@ def test_keys_of_every_spread(shape: tuple[int, ...], dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-@pytest.mark.parametrize("n", [32_767, 32_768, 262_147, 1_000_003])
+@pytest.mark.parametrize("n", [65_535, 65_536, 262_147, 1_000_003])
 def test_many_keys_of_every_spread(n: int, dtype: Any) -> None:
     """More keys than one thread sorts: pieces of chunks that are empty, of some keys, and of all."""
     for x in spread(n, dtype, 12):
@@ -55,7 +55,7 @@ def test_many_keys_of_every_spread(n: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
-@pytest.mark.parametrize("shape", [(50,), (3, 40), (700,), (40_000,), (2, 3000)], ids=str)
+@pytest.mark.parametrize("shape", [(50,), (3, 40), (700,), (70_001,), (2, 3000)], ids=str)
 def test_zeros_and_nan(shape: tuple[int, ...], dtype: Any) -> None:
     """-0.0 comes before 0.0, and none is lost; NaN of either sign are last, or first."""
     x = (np.random.default_rng(1).standard_normal(shape) * 4).astype(dtype)
@@ -78,7 +78,7 @@ def test_bad_pivots_end() -> None:
     """Keys whose samples are all alike: where pivots divide nothing, the middle of what keys are left may be does."""
     for dtype in (np.uint32, np.uint64):
         width = 64 // np.dtype(dtype).itemsize
-        x = np.full(40_000, 5, dtype)
+        x = np.full(70_000, 5, dtype)
         x[::7] = np.arange(0, 977 * len(x[::7]), 977)
         for k in (1, 2, 3):
             x[len(x) // 4 * k - width : len(x) // 4 * k + width] = np.iinfo(dtype).max

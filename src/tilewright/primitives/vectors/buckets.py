@@ -25,7 +25,7 @@ N = Size.of("n")
 BUCKETS = 64
 _SAMPLES = 32 * BUCKETS
 _CHUNK_BYTES = 256 << 10
-SMALLEST = 1 << 15
+SMALLEST = 1 << 16
 """Keys that are worth more than one thread."""
 
 

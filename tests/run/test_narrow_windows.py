@@ -136,6 +136,40 @@ def test_the_code_has_masks_and_no_needless_copy() -> None:
     assert len(depthwise(1, (1, 1)).stages(*arguments, target="x86-64-avx512").stages.thread.calls) == 2
 
 
+def filtered(pad: int) -> tw.Kernel[..., Any]:
+    @tw.kernel
+    def filters(x: tw.Array, w: tw.Array) -> tw.Array:
+        n, channels, height, width = x.shape
+        many, _, kh, kw = w.shape
+        rows, columns = height + 2 * pad - kh + 1, width + 2 * pad - kw + 1
+        out = tw.empty((n, many, rows, columns), x.dtype)
+        for b, o, i, j in tw.grid(n, many, rows, columns):
+            total = tw.f32(0)
+            for c in range(channels):
+                for k in range(kh):
+                    for m in range(kw):
+                        y = i + k - pad
+                        z = j + m - pad
+                        if 0 <= y < height and 0 <= z < width:
+                            total += x[b, c, y, z] * w[o, c, k, m]
+            out[b, o, i, j] = total
+        return out
+
+    return filters
+
+
+@pytest.mark.parametrize("width", [3, 4, 5, 15, 17, 33])
+@pytest.mark.parametrize("pad", [0, 1])
+def test_products_of_narrow_images(width: int, pad: int) -> None:
+    """Columns of a product that lie in several short rows."""
+    for n, height in ((1, 3), (3, 11)):
+        x, w = numbers((n, 19, height, width)), numbers((21, 19, 3, 3))
+        framed = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+        windows = np.lib.stride_tricks.sliding_window_view(framed, (3, 3), (2, 3))
+        want = np.einsum("bcijkm,ockm->boij", windows, w.astype(np.float64))
+        np.testing.assert_allclose(filtered(pad)(x, w), want, rtol=1e-4, atol=1e-4)
+
+
 @tw.kernel
 def growing(a: tw.Array, b: tw.Array) -> tw.Array:
     m, n = a.shape[0], b.shape[1]

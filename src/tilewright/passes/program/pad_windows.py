@@ -93,7 +93,7 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
             calls.append(call)
             continue
         memory = window.load.operands[0]
-        if _stays_inside(call.kernel, window):
+        if schedule is None and _stays_inside(call.kernel, window):  # products copy columns by their places in the copy
             calls.append(replace(call, kernel=_without_guard(call.kernel, window, memory)))
             continue
         window = replace(window, contracts=schedule is not None)

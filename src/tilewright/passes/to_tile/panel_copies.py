@@ -13,7 +13,7 @@ from tilewright.base.dtypes import DType, i64
 from tilewright.base.sizes import ONE, Size, mod, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import dtype_of
+from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedules.matrix import CpuProduct
 from tilewright.passes.to_tile.lower_loops import LoopLowering
@@ -30,6 +30,8 @@ SHORT_ROW, NEAR, EVEN = 2048, 8192, 1024
 """Bytes of a row of the second factor up to which columns are copied on the way: always, and where they are no multiple of the last."""
 TURNED_TOGETHER = 4
 """Lanes of a vector up to which as many columns that lie along the sum are copied side by side, each element by a store of its own."""
+FEWEST_LANES = 4
+"""Columns of a row from which on they are copied as a vector with a mask."""
 COLUMNS_TOGETHER = 12
 """Columns that lie apart and are copied side by side: their places and addresses have room in registers."""
 
@@ -152,7 +154,7 @@ class PanelCopies(LoopLowering):
 
     def _gather_columns(
         self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value
-    ) -> None:
+    ) -> list[Value]:
         """Copy columns first..end to place `panel`, a few at a time and element by element: they may lie apart, as those of a window with a stride do, and in
         several short rows. Behind the end the last column is copied again."""
         s, load = self.matrix, self.b.factor.load
@@ -182,6 +184,55 @@ class PanelCopies(LoopLowering):
             return []
 
         b.for_(zero, b.index(s.nr // together), one, [], group, name="group")
+        return []
+
+    def _masks_columns(self) -> bool:
+        """Whether columns that are neighbours in short rows are copied by vectors under masks."""
+        load = self.b.factor.load
+        if not self.target.has_lane_masks or not self.direct or load is None or len(self.placed) != 1:
+            return False
+        memory = load.operands[0].type
+        assert isinstance(memory, Tensor)
+        return memory.strides[-1] == ONE and self.found.access(self.b.factor)[-1].factor(self.b.copied[-1]) == ONE
+
+    def _mask_columns(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value
+    ) -> list[Value]:
+        """Copy columns first..end to place `panel`, row by row of the array: what a row has of them is a vector or two, whose lanes are masked behind its end.
+        Columns behind the last are zero."""
+        s, side, load = self.matrix, self.b, self.b.factor.load
+        assert load is not None
+        zero, one, lanes = b.index(0), b.index(1), b.index(self.lanes)
+
+        def blank(inner: Builder, k: Value) -> list[Value]:
+            nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, s.nr))
+            return list(inner.multi("store", self.columns, panel, k, self.index_tile(inner, zero, 1, s.nr), nothing))
+
+        partly = b.op("lt", b.sub(end, first), b.index(s.nr))
+        b.if_(partly, lambda inner: inner.for_(zero, count, one, [], blank, name="k"), lambda inner: [])
+
+        def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
+            origin, shift = self._load_indices(at, env, {}, {}), at.sub(base, first)
+
+            def vector(inner: Builder, place: Value) -> list[Value]:
+                here = self._load_indices(inner, env, {}, {**dict(zip(side.copied, digits, strict=False)), side.copied[-1]: place})
+                index = self.index_tile(inner, place, 1, self.lanes)
+                mask, across = inner.op("lt", index, inner.like(high, index)), self.index_tile(inner, inner.add(shift, place), 1, self.lanes)
+
+                def by_k(deep: Builder, k: Value) -> list[Value]:
+                    step = deep.op("load", self.places, deep.index(0), k)
+                    indices = [deep.add(deep.sub(v, origin[p]), step) if p in self.placed else v for p, v in enumerate(here)]
+                    indices[-1] = self.index_tile(deep, indices[-1], 1, self.lanes)
+                    value = deep.op("load", load.operands[0], *indices, mask, masked=True)
+                    return list(deep.multi("store", self.columns, panel, k, across, value, mask, masked=True))
+
+                inner.for_(zero, count, one, [], by_k, name="k")
+                return []
+
+            at.for_(low, high, lanes, [], vector, name="c")
+
+        self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
+        return []
 
     # -- few rows: columns are used too seldom to be copied -----------------------------------------------------
 
@@ -398,9 +449,16 @@ class PanelCopies(LoopLowering):
         """Copy columns first..end, row by row of the array where they cross the end of one."""
         s, side = self.matrix, self.b
         zero, one = b.index(0), b.index(1)
-        if len(self.placed) == 1:
-            self._gather_columns(b, env, first, end, panel, count)
+        if self._masks_columns():
+            # Rows of a few columns are as many loops as elements.
+            b.if_(
+                b.op("ge", b.index(side.copied_extents[-1]), b.index(FEWEST_LANES)),
+                lambda inner: self._mask_columns(inner, env, first, end, panel, count),
+                lambda inner: self._gather_columns(inner, env, first, end, panel, count),
+            )
             return []
+        if len(self.placed) == 1:
+            return self._gather_columns(b, env, first, end, panel, count)
 
         def blank(inner: Builder, k: Value) -> list[Value]:
             nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, s.nr))

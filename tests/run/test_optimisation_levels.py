@@ -91,7 +91,7 @@ def test_levels_are_kept_apart_and_say_what_they_are() -> None:
 
 def test_code_grows_and_shrinks_with_the_level() -> None:
     size = {level: len(_compiled(softmax, level, MATRIX).code) for level in levels.LEVELS}
-    assert size["O0"] > 2 * size["O2"]
+    assert size["O0"] > 1.5 * size["O2"]
     assert size["Os"] < size["O2"] < size["O3"]
 
 

@@ -16,6 +16,7 @@ from tilewright.base.target import PORTABLE, parse_target
 from tilewright.compile.driver import compile_stages
 from tilewright.execute.devices import find_device, own_memory
 from tilewright.ir.emulator.run import run_program
+from tilewright.passes.schedules.attention import CpuAttention
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 DEVICES = [pytest.param(name, marks=pytest.mark.requires(name)) for name in ("webgpu", "vulkan", "opencl")]
@@ -231,3 +232,17 @@ def test_long_rows_stay_one_kernel() -> None:
         q, k, v = (np.zeros((4, rows, 8), np.float32) for _ in range(3))
         signature = runner.signature(runner.arguments(plain.bound(q, k, v, 0.2), True), True)
         assert len(compile_stages(plain.function, signature, parse_target("wgsl")).stages.thread.calls) == count
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+def test_attention_fits_the_memory_of_a_thread(vector_bytes: int) -> None:
+    """A CPU whose driver gives a thread 1 MB, whatever its vectors."""
+    from transformer import attend
+
+    usual = PORTABLE["spirv-opencl"]
+    target = replace(usual, max_threads=1, max_local=1044480, vector_bytes=vector_bytes, features=usual.features | {"spir"})
+    q = np.zeros((2, 4, 24, 16), np.float32)
+    runner = attend.runner
+    arguments = runner.arguments(attend.bound(q, q, q, 0.25), True)
+    chosen = compile_stages(attend.function, runner.signature(arguments, True), target).stages.schedules
+    assert any(isinstance(s, CpuAttention) and s.local_bytes <= target.max_local for s in chosen)

@@ -32,6 +32,7 @@ from tilewright.base.forks import at_work, fork_safe_rlock
 from tilewright.base.headroom import COMPILE_BYTES, require_room
 from tilewright.base.levels import Level, level_of
 from tilewright.base.target import Target
+from tilewright.codegen.llvm.short_floats import helpers
 
 # The loader's memory is laid out before linking, and LLVM does not count the table entries that calls of outside functions need.
 # A word of data makes it set aside a page, which holds them all.
@@ -139,7 +140,7 @@ class _Module:
         key = (*machine_names(target), level.machine, _is_apart())
         self.machine = _machine(*key)
         self.context = llvm.create_context()
-        whole = _header(*key) + text + (_RESERVE if target.is_host else "")
+        whole = _header(*key) + text + (_RESERVE + helpers(text, target) if target.is_host else "")
         try:
             self.module = llvm.parse_assembly(whole, self.context)
             self.module.verify()

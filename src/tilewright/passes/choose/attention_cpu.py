@@ -60,7 +60,9 @@ def cpu_attention_schedules(kernel: Kernel, found: Attention | None, target: Tar
     many = target.vector_bytes == 64 or target.name.startswith("aarch64")
     vectors = 4 if many else 2  # of 32 registers, or 16
     nr, costs = vectors * (target.vector_bytes // 4), target.costs.caches
-    return (CpuAttention(costs.attention_strips * nr, costs.attention_step, ROOM, mr=6, nr=nr, vectors=vectors, splits=splits),)
+    strips = [CpuAttention(count * nr, costs.attention_step, ROOM, mr=6, nr=nr, vectors=vectors, splits=splits) for count in range(costs.attention_strips, 0, -1)]
+    # A thread's memory is what the device gives it.
+    return (next((s for s in strips if s.local_bytes <= (target.max_local or s.local_bytes)), strips[-1]),)
 
 
 def _leaves_cores_idle(found: Attention, target: Target, hints: Mapping[str, int]) -> bool:

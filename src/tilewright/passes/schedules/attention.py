@@ -213,6 +213,11 @@ class CpuAttention(MatrixSchedule):
     def to_tile(self) -> str:
         return "lower_attention_cpu"
 
+    @property
+    def local_bytes(self) -> int:
+        """Memory of a thread: rows and their sums, keys and values of a step, and its weights."""
+        return 4 * (2 * self.m * self.k + 2 * self.m + 2 * self.n * self.k + self.n * self.nr)
+
     def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
         return Blocked((1, self.nr // self.vectors), (1, 1), (1, 1))
 

@@ -144,6 +144,8 @@ class _CodeReading:
         self.calls: set[str] = set() if self.decoded else {"instructions that are not known"}
         self.system: list[str] = []
         self.moves: list[int | None] = []
+        self.below = 0
+        """Bytes that are used below the stack pointer: x86-64 lets functions that call nothing have 128 of them without moving it."""
         self.follow: dict[int, list[int]] = {}
         for line in self.lines:
             self._one(line, end)
@@ -200,9 +202,12 @@ class _CodeReading:
         elif name.startswith("sub") and text.startswith("rsp, "):
             number = re.match(r"rsp, (0x[0-9a-f]+|\d+)$", text)
             self.moves.append(int(number[1], 0) if number else None)
+        else:
+            below = re.search(r"\[rsp[^\]]* - (0x[0-9a-f]+|\d+)\]", text)
+            self.below = max(self.below, int(below[1], 0) if below else 0)
 
     def stack(self) -> int | None:
-        return None if any(m is None for m in self.moves) else sum(m for m in self.moves if m is not None)
+        return None if any(m is None for m in self.moves) else sum(m for m in self.moves if m is not None) + self.below
 
     def path(self) -> int:
         """Instructions of the longest way; a loop counts once."""

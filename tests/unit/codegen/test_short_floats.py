@@ -47,7 +47,7 @@ def test_floats_round_to_even() -> None:
     assert np.isnan(found[~numbers].view(bf16.numpy).astype(np.float32)).all()
 
 
-def test_only_modules_that_may_call_it_have_it() -> None:
+def test_only_objects_that_call_it_have_it() -> None:
     name = b"__truncsfbf2"
     for target in ("x86-64-avx2", "x86-64-avx512"):
         assert name in compile_object(TEXT, parse_target(target))

@@ -140,7 +140,7 @@ class _Module:
         key = (*machine_names(target), level.machine, _is_apart())
         self.machine = _machine(*key)
         self.context = llvm.create_context()
-        whole = _header(*key) + text + (_RESERVE + helpers(text, target) if target.is_host else "")
+        whole = _header(*key) + text + (_RESERVE if target.is_host else "")
         try:
             self.module = llvm.parse_assembly(whole, self.context)
             self.module.verify()
@@ -188,13 +188,19 @@ class _Module:
 
 
 def compile_object(text: str, target: Target, opt: int | None = None) -> bytes:
-    """The relocatable object of `text` for `target`. `opt` is 0 to 3; without it the target's level holds."""
+    """The relocatable object of `text` for `target`, with what it calls of LLVM's own. `opt` is 0 to 3; without it the target's level holds."""
     with at_work(), _turn():
-        module = _Module(text, target, opt)
-        try:
-            return module.emit_object()
-        finally:
-            module.close()
+        code = _object(text, target, opt)
+        called = helpers(code, target)
+        return _object(text + called, target, opt) if called else code
+
+
+def _object(text: str, target: Target, opt: int | None) -> bytes:
+    module = _Module(text, target, opt)
+    try:
+        return module.emit_object()
+    finally:
+        module.close()
 
 
 def emit_assembly(text: str, target: Target, opt: int | None = None) -> str:

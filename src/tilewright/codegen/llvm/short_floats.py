@@ -1,6 +1,6 @@
 """What LLVM calls on x86-64 where a bf16 goes through a branch or an atomic operation: a float rounded to bf16.
 
-In: the text of a module and its target. Out: what to add to the text. Kernels round in code of their own, and systems may lack the function: a
+In: an object and its target. Out: what to add to the text it was made of. Kernels round in code of their own, and systems may lack the function: a
 symbol that is nowhere leaves a loaded object without any of its addresses. The definition gives way to another one.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 from tilewright.base.target import Target
 
 # The result is the low half of a float's register: as a bf16 it would itself be rounded by such a call.
-_ROUND = """
-define weak hidden float @__truncsfbf2(float %x) {
+_NAME = "__truncsfbf2"
+_ROUND = f"""
+define weak hidden float @{_NAME}(float %x) {{
   %bits = bitcast float %x to i32
   %high = lshr i32 %bits, 16
   %odd = and i32 %high, 1
@@ -23,10 +24,10 @@ define weak hidden float @__truncsfbf2(float %x) {
   %short = and i32 %word, 65535
   %result = bitcast i32 %short to float
   ret float %result
-}
+}}
 """
 
 
-def helpers(text: str, target: Target) -> str:
-    """Functions that machine code of the text may call."""
-    return _ROUND if "bfloat" in text and target.triple.startswith("x86_64") else ""
+def helpers(code: bytes, target: Target) -> str:
+    """Functions that an object calls and nobody may have, as text."""
+    return _ROUND if target.triple.startswith("x86_64") and _NAME.encode() in code else ""

@@ -191,7 +191,7 @@ def compile_object(text: str, target: Target, opt: int | None = None) -> bytes:
     """The relocatable object of `text` for `target`, with what it calls of LLVM's own. `opt` is 0 to 3; without it the target's level holds."""
     with at_work(), _turn():
         code = _object(text, target, opt)
-        called = helpers(code, target)
+        called = helpers(code, text, target)
         return _object(text + called, target, opt) if called else code
 
 

@@ -199,15 +199,15 @@ def test_ctrl_c_ends_long_kernels(tmp_path: Path) -> None:
     path = tmp_path / "interrupts.py"
     path.write_text(SCRIPT, encoding="utf-8")
     late: dict[str, object] = {}
-    for _ in range(3):  # other processes may want the cores just then
+    for _ in range(8):  # other processes may want the cores just then, or a call ends before it is interrupted
         done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(done.stdout)
         flags = {"after", "own handler", "set back", "main waits", "other thread", "another thread heard"}
-        assert {name: found[name] for name in flags} == dict.fromkeys(flags, True)
         times = {name: value for name, value in found.items() if name not in flags}
         assert len(times) == 11
         late = {name: value for name, value in times.items() if not (isinstance(value, float) and value < 0.2)}
+        late |= {name: found[name] for name in flags if found[name] is not True}
         if not late:
             break
     assert not late

@@ -13,6 +13,7 @@ from kernel_table import CASES
 from tilewright.base import levels
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import TargetLimit, UserError
+from tilewright.base.target import host_cpu
 from tilewright.cli.main import cli
 from tilewright.execute.kernel import Kernel
 
@@ -91,7 +92,8 @@ def test_levels_are_kept_apart_and_say_what_they_are() -> None:
 
 def test_code_grows_and_shrinks_with_the_level() -> None:
     size = {level: len(_compiled(softmax, level, MATRIX).code) for level in levels.LEVELS}
-    assert size["O0"] > 1.5 * size["O2"]
+    # Instructions of AVX-512 are longer, and edges under a mask are short at every level.
+    assert size["O0"] > (1.5 if host_cpu().has_lane_masks else 2) * size["O2"]
     assert size["Os"] < size["O2"] < size["O3"]
 
 

@@ -20,33 +20,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, find_contraction
-from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.dtypes import DType, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import (
     ONE,
     ZERO,
     Size,
     ceildiv,
-    contiguous_strides,
     floordiv,
     maximum,
     minimum,
     product,
-    without_clamp,
 )
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
-from tilewright.ir.ops import OPS
+from tilewright.ir.nodes import Block, Kernel, Stage, Value
 from tilewright.ir.rewrite import clone_ops
-from tilewright.ir.types import INDEX
-from tilewright.passes.common.nest_shapes import shape_of
-from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
-from tilewright.passes.to_tile.panel_copies import PanelCopies
-from tilewright.passes.to_tile.panel_sides import Side, join_rows, join_terms, order
+from tilewright.passes.to_tile.in_place_product import product_in_place
+from tilewright.passes.to_tile.panel_results import PanelResults
+from tilewright.passes.to_tile.panel_sides import join_rows, join_terms
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
 FEW_PANELS, FEWEST_PANELS = 8, 1
@@ -56,8 +50,6 @@ SELDOM = 1
 nearest cache."""
 COLUMN_PANELS = 16
 """Panels of columns of a block, at least, where a core computes a second one."""
-SHORT = 6
-"""Ops of an epilogue that is written out for a whole tile of registers; a longer one is a loop over its rows."""
 AHEAD = 8
 """Steps of the innermost loop from when a row of columns is fetched to its use."""
 LINE = 64
@@ -76,22 +68,13 @@ def lower_contraction_cpu(kernel: Kernel, schedule: CpuProduct, target: Target) 
     return PanelLowering(kernel, found, schedule, target).run_contraction()
 
 
-class PanelLowering(PanelCopies):
+class PanelLowering(PanelResults):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
     def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target) -> None:
-        super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
-        self.found, self.matrix = found, schedule
-        self.rank = 2
-        self.dtype = found.accumulator
+        super().__init__(kernel, found, schedule, target)
         self.step = 1
         """Stretches of the sum are multiples of this."""
-        self.lanes = schedule.nr // schedule.vectors
-        self.k_order = order(found, range(len(found.k)), [found.a, found.b])
-        self.a = Side(found, found.a, order(found, found.m, [found.a]), self.k_order)
-        self.b = Side(found, found.b, order(found, found.n, [found.b], stores=True), self.k_order)
-        self.k_extents = tuple(found.reduce_extents[p] for p in self.k_order)
-        self.k_indices = tuple(found.k[p] for p in self.k_order)
         self.tiles = 1
         """Tiles of sums of one product that a block keeps."""
         self.terms: tuple[Value, Value] | None = None
@@ -153,15 +136,33 @@ class PanelLowering(PanelCopies):
         down, across = ceildiv(rows, height), ceildiv(columns, width)
         number = b.op("program_id", axis=0)
         pieces = (*(found.extents[p] for p in found.batch), down, across)
-        *outer, row, column = self._apart(b, number, pieces)
-        env.update(zip((found.indices[p] for p in found.batch), outer, strict=True))
-        top, left = b.mul(row, b.index(height)), b.mul(column, b.index(width))
-        bottom = b.op("min", b.add(top, b.index(height)), b.index(rows))
-        right = b.op("min", b.add(left, b.index(width)), b.index(columns))
-        self._block(b, env, (top, bottom), (left, right))
+
+        def panels(at: Builder) -> list[Value]:
+            *outer, row, column = self._apart(at, number, pieces)
+            local = {**env, **dict(zip((found.indices[p] for p in found.batch), outer, strict=True))}
+            top, left = at.mul(row, at.index(height)), at.mul(column, at.index(width))
+            bottom = at.op("min", at.add(top, at.index(height)), at.index(rows))
+            right = at.op("min", at.add(left, at.index(width)), at.index(columns))
+            self._block(at, local, (top, bottom), (left, right))
+            return []
+
+        def in_place(at: Builder) -> list[Value]:
+            assert beside is not None
+            beside.block(at, env, number)
+            return []
+
+        beside, grid = product_in_place(self.kernel, found, s, self.target), batch * down * across
+        seldom = ZERO if beside is None else beside.is_seldom
+        if beside is None or seldom == ZERO:
+            panels(b)
+        else:
+            grid = grid + (product(beside.grid()) - grid) * seldom
+            if seldom == ONE:
+                in_place(b)
+            else:
+                b.if_(b.op("eq", b.index(seldom), b.index(1)), in_place, panels)
         attrs = MappingProxyType({**self.kernel.attrs, "schedule": s.describe()})
-        grid = (batch * down * across,)
-        return replace(self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=grid, attrs=attrs)
+        return replace(self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(grid,), attrs=attrs)
 
     def _block(
         self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], across: tuple[Value, Value]
@@ -497,133 +498,6 @@ class PanelLowering(PanelCopies):
             ]
 
         return list(b.if_(first, lambda inner: done, more))
-
-    # -- results ------------------------------------------------------------------------------------------------
-
-    def _keep_or_finish(
-        self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], where: Value, last: Value, down: tuple[Value, Value],
-        across: tuple[Value, Value],
-    ) -> Value:  # fmt: skip
-        """Keep a tile of sums, or do the rest of the kernel on it: from registers where that is short code. Whether the rest is to be done now on what was
-        kept."""
-        s = self.matrix
-
-        def keep(at: Builder) -> list[Value]:
-            self._keep(at, sums, where)
-            return [last]
-
-        def finish(at: Builder) -> list[Value]:
-            self._finish_registers(at, env, sums, down[0], across[0])
-            return [at.const(False, bool_)]
-
-        if not self._is_short():
-            return keep(b)[0]
-        digit = self._apart(b, across[0], self.b.numbered)[-1]
-        full = self._run_fits(b, digit, across[0], s.nr, across[1], self.b)
-        full = b.logical_and(full, b.op("le", b.add(down[0], b.index(s.mr)), down[1]))
-        return b.if_(b.logical_and(last, full), finish, keep)[0]
-
-    def _rest(self) -> list[Op]:
-        """The ops of the kernel that follow its sum."""
-        return [op for op in self.found.parallel.regions[0].ops if op is not self.found.reduction]
-
-    def _is_short(self) -> bool:
-        """Whether the rest of the kernel can be written out for a whole tile."""
-        rest = self._rest()
-        places = {id(op) for op in rest if op.results and op.result.type == INDEX}
-        return (
-            self._rows_are_places(rest)
-            and self._writes_vectors(rest)
-            and not has_functions(rest)
-            and sum(op.opcode not in ("const", "yield") and id(op) not in places for op in rest) <= SHORT
-        )
-
-    def _rows_are_places(self, rest: Sequence[Op]) -> bool:
-        """Whether the rest of the kernel uses the number of a row only, not the indices it is made of."""
-        rows, forms = self.a.indices, self.found.forms
-        if len(rows) == 1:
-            return True
-        steps = contiguous_strides(tuple(map(without_clamp, self.a.extents)))  # where there is a row, no extent is 0
-        for op in rest:
-            if op.regions:
-                return False
-            if op.results and op.result in forms:
-                continue  # part of a place
-            used = [[forms[v].factor(row) for row in rows] for v in op.operands if v in forms]
-            moving = [own for own in used if any(step != ZERO for step in own)]
-            if moving and (op.opcode not in ("load", "store") or any(own != list(steps) for own in moving)):
-                return False
-        return True
-
-    def _keep(self, b: Builder, sums: Sequence[Value], where: Value) -> None:
-        columns = self.index_tile(b, b.index(0), 1, shape_of(sums[0])[-1])
-        for number, row in enumerate(sums):
-            b.multi("store", self.sums, where, b.index(number), columns, row)
-
-    def _finish_registers(
-        self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], top: Value, left: Value
-    ) -> list[Value]:
-        """The rest of the kernel on a whole tile of sums."""
-        local = dict(env)
-        digit = self._bind(b, local, self.b.indices, self.b.numbered, left)
-        local[self.b.indices[-1]] = self.index_tile(b, digit, 1, self.matrix.nr)
-        local.update(dict.fromkeys(self.a.indices, b.index(0)))
-        for number, row in enumerate(sums):
-            own = {**local, self.a.indices[-1]: b.add(top, b.index(number)), self.found.reduction.results[0]: row}
-            self.ops(b, self._rest(), own, [])
-        return []
-
-    def _writes_vectors(self, rest: Sequence[Op]) -> bool:
-        """Whether results that are columns side by side lie side by side in memory. Those of a phase do not: a tile of them is an instruction for each."""
-        stores = [op for op in rest if op.opcode == "store"]
-        return all(address(op, self.found.forms).factor(self.b.indices[-1]) in (ZERO, ONE) for op in stores)
-
-    def _finish(
-        self, b: Builder, env: dict[Value, Value], where: Value, down: tuple[Value, Value], across: tuple[Value, Value]
-    ) -> list[Value]:
-        """The rest of the kernel on one tile of sums, row by row."""
-        s = self.matrix
-        sums = self._tiles_of(b, where)
-        rest = [op for op in self.found.parallel.regions[0].ops if op not in sums]
-        written = {op.operands[0] for op in rest if op.opcode == "store"}
-        again = not any(op.opcode == "load" and op.operands[0] in written for op in rest)
-        end = b.op("min", b.add(across[0], b.index(s.nr)), across[1])
-        rows = b.op("min", b.sub(down[1], down[0]), b.index(s.mr))
-        # Functions are long chains of ops: several vectors side by side keep a CPU busy.
-        widths = (s.nr, self.lanes) if s.nr > self.lanes and has_functions(rest) else (self.lanes,)
-
-        def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
-            shift = at.sub(base, across[0])
-
-            def by_row(inner: Builder, row: Value) -> list[Value]:
-                local = {**env, **dict(zip(self.b.indices, digits, strict=False))}
-                self._bind(inner, local, self.a.indices, self.a.extents, inner.add(down[0], row))
-
-                def some(deep: Builder, place: Value, width: int) -> list[Value]:
-                    own = {**local, self.b.indices[-1]: self._several(deep, place, width)}
-                    where_in = self._several(deep, deep.add(shift, place), width)
-                    own.update(
-                        (op.result, deep.op("load", self.sums, tile, row, where_in)) for op, tile in sums.items()
-                    )
-                    self.ops(deep, rest, own, [])
-                    return []
-
-                self._strips_of(inner, low, high, widths, some, again)
-                return []
-
-            at.for_(at.index(0), rows, at.index(1), [], by_row, name="row")
-
-        self._segments(b, self.b.numbered, self.b.limit, across[0], end, segment)
-        return []
-
-    def _tiles_of(self, b: Builder, where: Value) -> dict[Op, Value]:
-        """Each sum of the kernel, and where its tile is; `where` is that of the first."""
-        return {self.found.reduction: where}
-
-
-def has_functions(ops: Sequence[Op]) -> bool:
-    """Whether some op becomes a long chain of arithmetic."""
-    return any(OPS[op.opcode].group == "function" for op in ops)
 
 
 def _up(number: int, step: int) -> int:

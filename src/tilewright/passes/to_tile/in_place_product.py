@@ -33,7 +33,7 @@ TILE_ROWS, WIDE_ROWS = 8, 6
 """Rows of a tile, and of one of all vectors of a strip: as many addresses and sums as there are registers for."""
 STREAMS, PAGE = 32, 4096
 """Rows that hardware fetches ahead at once, and the bytes of memory in which it follows one."""
-FEWEST, LONGEST = 32, 384
+FEWEST, LONGEST = 32, 512
 """Steps of a stretch."""
 TOGETHER = 16
 """Stretches that are added up by themselves."""
@@ -217,6 +217,8 @@ class InPlaceProduct(PanelResults):
         def step(at: Builder, k: Value, *sums: Value) -> list[Value]:
             place = at.add(start, k)
             self._fetch_row(at, {**env, k_index: at.add(place, ahead[0])}, ahead[1], vectors)
+            if self.a.along_side:
+                self._fetch_element(at, self.a, {**env, row_index: numbers[-1], k_index: at.add(place, at.index(AHEAD))})
             masks = [*[None] * (vectors - 1), inside]
             others = [self._value(at, self.b, {**env, column_index: column, k_index: place}, mask) for column, mask in zip(columns, masks, strict=True)]
             following: list[Value] = []
@@ -237,12 +239,14 @@ class InPlaceProduct(PanelResults):
 
     def _fetch_row(self, b: Builder, env: dict[Value, Value], left: Value, vectors: int) -> None:
         """Fetch a row of the second factor from column `left` on: the lines in which vectors end. That in which the first begins came with the strip before."""
-        load = self.b.factor.load
-        assert load is not None
         for v in range(vectors):
-            local = {**env, self.b.indices[0]: b.add(left, b.index((v + 1) * self.lanes - 1))}
-            self.ops(b, [op for op in self.b.ops if op is not load], local, [])
-            b.multi("prefetch", *(local[value] for value in load.operands))
+            self._fetch_element(b, self.b, {**env, self.b.indices[0]: b.add(left, b.index((v + 1) * self.lanes - 1))})
+
+    def _fetch_element(self, b: Builder, side: Side, env: dict[Value, Value]) -> None:
+        load, local = side.factor.load, dict(env)
+        assert load is not None
+        self.ops(b, [op for op in side.ops if op is not load], local, [])
+        b.multi("prefetch", *(local[value] for value in load.operands))
 
     def _sums_at(self, b: Builder, tile: Value, row: Value, columns: Value) -> Value:
         return b.op("load", self.sums, b.add(tile, row), columns)

@@ -83,6 +83,8 @@ class PanelLowering(PanelResults):
         self.direct = self._direct()
         self.few = self._few_panels() if self._reads_in_place() else 0
         """Panels of rows up to which the first factor is the one that is kept, and the second is read where it lies."""
+        if self.few and target.vector_bytes == LINE:
+            self.step = self.lanes  # no stretch but the last has terms beside whole vectors
         self.in_place: tuple[Value, Value] | None = None
         """Whether the next tile of sums reads the second factor where it lies, and from which column on; None: it never does."""
         self.on_the_way: tuple[Value, Value] | None = None
@@ -384,12 +386,18 @@ class PanelLowering(PanelResults):
             fits = at.op("le", at.sub(across[1], across[0]), at.index(width))
             return list(at.if_(fits, lambda deep: part(deep, rows, width), lambda deep: any_width(deep, rows, wider)))
 
+        def any_height(at: Builder, heights: Sequence[int]) -> list[Value]:
+            """The least of the heights that has all rows."""
+            rows, *higher = heights
+            if not higher:
+                return any_width(at, rows, widths)
+            fits = at.op("le", at.sub(down[1], down[0]), at.index(rows))
+            return list(at.if_(fits, lambda deep: any_width(deep, rows, widths), lambda deep: any_height(deep, higher)))
+
         widths = self._narrow_widths()
-        if half:
-            fits = b.op("le", b.sub(down[1], down[0]), b.index(half))
-            (left,) = b.if_(fits, lambda at: any_width(at, half, widths), lambda at: any_width(at, s.mr, widths))
-        else:
-            (left,) = any_width(b, s.mr, widths)
+        # Rows of which each column takes an addition of lanes are not computed in vain where there are few.
+        fewer = [half // 2] if self.few and self.target.vector_bytes == LINE else []
+        (left,) = any_height(b, [*fewer, *([half] if half else []), s.mr])
         b.if_(left, lambda end: self._finish(end, env, where, down, across), lambda end: [])
 
     def _few_panels(self) -> int:

@@ -272,6 +272,8 @@ class PanelCopies(LoopLowering):
         s, side, load = self.matrix, self.b, self.b.factor.load
         assert load is not None
         zero, one, few = b.index(0), b.index(1), s.vectors
+        if self.target.vector_bytes == LINE:
+            few = max(n for n in range(1, s.vectors * max(1, s.mr // 2 // rows) + 1) if s.nr % n == 0)
         nothing, none = b.op("broadcast", b.const(0, self.dtype), shape=(1, self.lanes)), b.const(0, self.dtype)
         low, high = terms
         whole = b.add(
@@ -293,6 +295,12 @@ class PanelCopies(LoopLowering):
                         )
                         for place in places
                     ]
+                    # Columns lie too far apart for hardware to know which are next.
+                    last = {self.k_indices[0]: inner.add(start, inner.add(k, inner.index(width - 1)))}
+                    for place in places if width > 1 and self.target.vector_bytes == LINE else ():
+                        following_column = inner.add(inner.add(left, place), inner.index(few))
+                        ahead = self._load_indices(inner, env, last, {side.indices[0]: following_column})
+                        inner.multi("prefetch", load.operands[0], *ahead)
                     following: list[Value] = []
                     for row in range(rows):
                         own = inner.op("load", self.rows, panel, inner.index(row), self._several(inner, k, width))

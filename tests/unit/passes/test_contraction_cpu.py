@@ -22,8 +22,9 @@ from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Vec
 from tilewright.passes.pipeline import lower
-from tilewright.passes.schedules.matrix import MatrixSchedule
-from tilewright.passes.to_tile.panel_sides import Side, join_terms, order
+from tilewright.passes.schedules.matrix import CpuPanels, MatrixSchedule
+from tilewright.passes.to_tile.panels.in_place import InPlaceProduct
+from tilewright.passes.to_tile.panels.sides import Side, join_terms, order
 
 
 def product(dtype: DType = f32) -> Kernel:
@@ -239,3 +240,53 @@ def test_blocks_of_columns_keep_all_cores_busy_to_the_end(columns: int, cores: i
     target = replace(parse_target("aarch64-neon"), multiprocessors=cores)
     (grid,) = lower(program(rows_with_gaps()), target).tile.calls[0].kernel.grid
     assert grid.evaluate({"f": 40, "c": 90, "h": 1, "w": columns}) == blocks
+
+
+IN_PLACE = [(9, 17, 5), (3, 70, 33), (13, 40, 40), (26, 3, 0), (5, 33, 530)]
+
+
+@pytest.mark.parametrize("dtype", [f32, f64])
+@pytest.mark.parametrize(("m", "n", "k"), IN_PLACE)
+def test_few_rows_or_columns_are_read_where_they_lie(m: int, n: int, k: int, dtype: DType) -> None:
+    stages = stages_of(product(dtype), "x86-64-avx512")
+    rng = np.random.default_rng(m + n + k)
+    a, b = rng.standard_normal((m, k)).astype(dtype.numpy), rng.standard_normal((k, n)).astype(dtype.numpy)
+    for stage in (stages.tile, stages.thread):
+        found = run_program(stage, {"a": a, "b": b})["o"]
+        np.testing.assert_allclose(found, a.astype("float64") @ b.astype("float64"), rtol=0, atol=1e-10 if dtype is f64 else 1e-4)
+
+
+def test_copies_are_made_where_they_are_used_often() -> None:
+    """The same kernel serves all sizes: rows and columns say which way it goes. Without masks of lanes there is one way."""
+    (kernel,) = (call.kernel for call in stages_of(product(), "x86-64-avx512").tile.calls)
+    (choice,) = (op for op in kernel.body.ops if op.opcode == "if")
+    test = next(op for op in kernel.body.ops if choice.operands[0] in op.results)
+    size = next(op for op in kernel.body.ops if test.operands[0] in op.results).attrs["value"]
+    assert isinstance(size, Size)
+    in_place, panels = choice.regions
+    one, other = ({op.result.name for op in walk(region) if op.opcode == "alloc"} for region in (in_place, panels))
+    assert "columns" not in one and "columns" in other
+    for (m, n), wanted in {(67, 40): 1, (20, 300): 1, (9, 5124): 1, (400, 16): 1, (64, 9000): 1, (128, 128): 1, (129, 129): 0, (512, 512): 0, (200, 300): 0, (70, 9000): 0, (2, 2): 1}.items():
+        assert size.evaluate({"m": m, "n": n, "k": 1000}) == wanted, (m, n)
+    for target in ("aarch64-neon", "x86-64-avx2"):
+        (kernel,) = (call.kernel for call in stages_of(product(), target).tile.calls)
+        assert not any(op.opcode == "if" for op in kernel.body.ops)
+
+
+def test_rooms_for_sums_hold_every_block() -> None:
+    """Rows and columns of a block, rounded up to tiles, fit what is allocated for them."""
+    (kernel,) = (call.kernel for call in stages_of(product(), "x86-64-avx512").tile.calls)
+    (choice,) = (op for op in kernel.body.ops if op.opcode == "if")
+    rows, width = next(op for op in walk(choice.regions[0]) if op.opcode == "alloc").result.type.shape  # type: ignore[union-attr]
+    found = find_contraction(product())
+    assert found is not None
+    (schedule,) = stages_of(product(), "x86-64-avx512").schedules
+    assert isinstance(schedule, CpuPanels)
+    target = parse_target("x86-64-avx512")
+    shares = InPlaceProduct(product(), found, schedule, target).shares()
+    for m, n in ((1, 1), (2, 10**6), (10**6, 2), (128, 128), (64, 10**5), (10**5, 64), (4160, 65), (65, 4160), (127, 129), (33, 33), (20, 300)):
+        height, columns = (size.evaluate({"m": m, "n": n, "k": 9}) for size in shares)
+        down, across = min(height, m), min(columns, n)
+        used = -(-down // 24) * 24 * -(-across // width.constant)
+        assert 2 * used <= rows.constant, (m, n)
+        assert height > 0 and columns > 0

@@ -17,7 +17,7 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops_matrix import PANEL, PANEL_DTYPES
 from tilewright.passes.schedules.matrix import Amx, CpuPanels, CpuProduct
-from tilewright.passes.to_tile.panel_sides import needed_ops
+from tilewright.passes.to_tile.panels.sides import needed_ops
 from tilewright.passes.triangles.symmetry import is_symmetric
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)

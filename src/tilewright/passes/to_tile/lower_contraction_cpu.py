@@ -38,9 +38,9 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value
 from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
-from tilewright.passes.to_tile.in_place_product import product_in_place
-from tilewright.passes.to_tile.panel_results import PanelResults
-from tilewright.passes.to_tile.panel_sides import join_rows, join_terms
+from tilewright.passes.to_tile.panels.in_place import product_in_place
+from tilewright.passes.to_tile.panels.results import PanelResults
+from tilewright.passes.to_tile.panels.sides import join_rows, join_terms
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
 FEW_PANELS, FEWEST_PANELS = 8, 1

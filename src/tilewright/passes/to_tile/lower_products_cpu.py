@@ -19,7 +19,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value
 from tilewright.passes.schedules.matrix import CpuPanels
 from tilewright.passes.to_tile.lower_contraction_cpu import PanelLowering
-from tilewright.passes.to_tile.panel_sides import Side
+from tilewright.passes.to_tile.panels.sides import Side
 
 
 def lower_products_cpu(kernel: Kernel, schedule: CpuPanels, target: Target) -> Kernel:

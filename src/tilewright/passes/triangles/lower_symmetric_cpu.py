@@ -29,8 +29,8 @@ from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Scalar
 from tilewright.passes.schedules.matrix import CpuPanels
 from tilewright.passes.to_tile.lower_contraction_cpu import PanelLowering
-from tilewright.passes.to_tile.panel_results import has_functions
-from tilewright.passes.to_tile.panel_sides import needed_ops
+from tilewright.passes.to_tile.panels.results import has_functions
+from tilewright.passes.to_tile.panels.sides import needed_ops
 from tilewright.passes.triangles.symmetry import is_symmetric
 
 STRIPE = 8

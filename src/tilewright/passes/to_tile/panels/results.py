@@ -1,7 +1,7 @@
 """What a contraction on a CPU does with its sums: the rest of the kernel, on a tile of registers or row by row.
 
 In: tiles of sums, in registers or in local memory, and where in the result they are. Out: tile-stage ops that run what follows the sum. `lower_contraction_cpu.py`
-builds the sums from panels, `in_place_product.py` from factors where they lie.
+builds the sums from panels, `in_place.py` from factors where they lie.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tilewright.ir.types import INDEX
 from tilewright.passes.common.nest_shapes import shape_of
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import CpuProduct
-from tilewright.passes.to_tile.panel_copies import PanelCopies
-from tilewright.passes.to_tile.panel_sides import Side, order
+from tilewright.passes.to_tile.panels.copies import PanelCopies
+from tilewright.passes.to_tile.panels.sides import Side, order
 
 SHORT = 6
 """Ops of an epilogue that is written out for a whole tile of registers; a longer one is a loop over its rows."""

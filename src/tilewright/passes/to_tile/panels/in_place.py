@@ -21,8 +21,8 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Value
 from tilewright.ir.types import dtype_of
 from tilewright.passes.schedules.matrix import CpuProduct
-from tilewright.passes.to_tile.panel_results import PanelResults
-from tilewright.passes.to_tile.panel_sides import Side
+from tilewright.passes.to_tile.panels.results import PanelResults
+from tilewright.passes.to_tile.panels.sides import Side
 from tilewright.passes.windows.sum_ranges import sum_bounds
 
 SELDOM = 64

@@ -1,6 +1,6 @@
 """The factors of a contraction as a CPU copies them: along which indices, in which order, and how memory is walked.
 
-In: a contraction. Out: `Side`s, one for each factor, for `panel_copies.py`.
+In: a contraction. Out: `Side`s, one for each factor, for `copies.py`.
 """
 
 from __future__ import annotations

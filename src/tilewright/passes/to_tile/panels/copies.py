@@ -1,6 +1,6 @@
 """Copies of a contraction's factors for a CPU: panels of rows and columns in the order the innermost loop reads them.
 
-In: the factors (`panel_sides.py`) and where in the result and the sum a block is. Out: tile-stage ops that fill panels in local memory, with zeros for
+In: the factors (`sides.py`) and where in the result and the sum a block is. Out: tile-stage ops that fill panels in local memory, with zeros for
 what lies outside; or, where columns lie side by side as they are, ops that read them there. `lower_contraction_cpu.py` builds the kernel around this.
 """
 
@@ -17,7 +17,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedules.matrix import CpuProduct
 from tilewright.passes.to_tile.lower_loops import LoopLowering
-from tilewright.passes.to_tile.panel_sides import Side, needed_ops
+from tilewright.passes.to_tile.panels.sides import Side, needed_ops
 from tilewright.passes.windows.sum_ranges import sum_bounds
 
 LINE = 64

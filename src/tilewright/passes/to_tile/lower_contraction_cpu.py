@@ -9,6 +9,7 @@ is done while copying, and what lies outside is filled with zeros, so that the i
 
 Its tile of results is kept in local memory between stretches; after the last one the rest of the kernel runs on it row by row.
 Every result is summed in the order of k, in stretches whose length depends on the schedule only: not on the number of threads.
+Where rows or columns are few, and columns lie side by side, both factors are read where they lie instead (`panels/in_place.py`).
 Where rows are few and the second factor lies along k (`x @ w.T`), a copy of it would hardly be used: rows are kept, and vectors of both factors are multiplied
 along k where they lie. Lanes are then sums of their own, which are added up at the end of a stretch.
 Several loop indices on one side are walked as one and taken apart again, the innermost fastest.

@@ -222,6 +222,8 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         vector = 1  # its own lanes take neighbours, a thread each
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
+    if kernel.attrs.get("placed"):
+        return _placing(nest, rank, hints)
     if not nest.reductions and not nest.sweeps:
         scan = scanned_by_blocks(kernel, target, hints)
         if scan is not None:
@@ -256,6 +258,15 @@ def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool
     """Whether all of a map is read and written in whole vectors of memory."""
     axis = vector_index(nest)
     return target.has("vec4") and vector == _WHOLE and axis >= 0 and nest.extents[axis].divisible_by(vector, kernel.facts)
+
+
+def _placing(nest: Nest, rank: int, hints: Mapping[str, int]) -> Schedule:
+    import os
+    c,r,t,v=map(int,os.environ.get("PLACE","128,4,128,1").split(","))
+    tiles=[1]*rank
+    tiles[-1]=c
+    if rank>1: tiles[-2]=r
+    return Schedule(tuple(tiles),1,v,vector_index=rank-1,threads=t)
 
 
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target, vectors: int) -> Schedule:

@@ -751,7 +751,7 @@ class TileLowering(ThreadView):
             return [inner.op("broadcast", scalar, width=width) if width > 1 else scalar]
 
         assert isinstance(memory.type, Tensor)
-        if self.shifted and memory.type.space == "global" and width == 1:
+        if (self.shifted or self.kernel.attrs.get("placed")) and memory.type.space == "global" and width == 1:
             return b.op("load", memory, *indices, cond, masked=True)  # no branch between what is read before and after
         if self._are_words(memory.type.dtype):
             # As integers: a short float that a branch gives is a number that LLVM widens and rounds again, with a function of its own.

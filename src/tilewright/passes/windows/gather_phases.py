@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 
 from tilewright.analysis.affine import analyse, floored
 from tilewright.base.errors import CompilerBug
@@ -29,14 +30,13 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor, tensor
-from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.common.simplify import simplify
 from tilewright.passes.schedules.matrix import GpuProduct
 from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.windows.placing import Spread, place_values
 
 KEPT_BYTES = 24 << 20
 """Bytes of results that stay in the L2 cache until all phases have written theirs."""
-GATHERED_ROWS, GATHERED_LANES, GATHER_THREADS = 16, 32, 128
-"""Rows and places along the last axis that a block gathers, and its threads."""
 WRITES = ("store", "atomic", "accumulate")
 
 
@@ -129,7 +129,7 @@ def _group(program: Program, first: int, last: int, name: str) -> PhaseGroup | N
     group = PhaseGroup(first, program.calls[first:last], tuple(whole), empty)
     several = prod(len(group.rests(axis)) for axis in range(len(group.periods)))
     alone = {p.rests for p in whole}
-    if len(whole) < 2 or len(alone) != several or len(whole) != several or any(call.loops or call.varies for call in group.calls):
+    if len(alone) != several or len(whole) != several or any(call.loops or call.varies for call in group.calls):
         return None
     return group if empty is not None or several == prod(group.periods) else None
 
@@ -224,7 +224,7 @@ def gather_phases(program: Program, plans: Plans) -> tuple[Program, Plans]:
             calls.append(_to_scratch(program.calls[own], group, phase, kept))
             schedules.append(plans[own])
         calls.append(_gathering(group, kept))
-        schedules.append(_schedule(len(group.periods)))
+        schedules.append(None)
         number += len(group.calls)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
@@ -255,67 +255,35 @@ def _to_scratch(call: KernelCall, group: PhaseGroup, phase: _Phase, kept: Value)
     return replace(call, kernel=replace(kernel, body=body, params=params), args=tuple(names[p] for p in params))
 
 
-def _schedule(rank: int) -> Schedule:
-    """Neighbouring threads have neighbouring places, whose results they store side by side."""
-    tiles = (*(1 for _ in range(rank - 2)), GATHERED_ROWS, GATHERED_LANES)
-    return Schedule(tiles, 1, 1, vector_index=rank - 1, threads=GATHER_THREADS)
-
-
 def _gathering(group: PhaseGroup, kept: Value) -> KernelCall:
-    """The kernel that takes results from scratch. A point has the results of one place of all phases along the last axis, side by side, so that nothing is divided there."""
+    """The kernel that takes results from scratch."""
     last = group.calls[-1]
-    memory, dtype = Value(group.memory, group.phases[-1].store.operands[0].name), group.memory.dtype
-    *outer, period = group.periods
-    width, own = group.memory.shape[-1], group.rests(len(outer))
+    memory = Value(group.memory, group.phases[-1].store.operands[0].name)
+    assert isinstance(kept.type, Tensor)
+    flat = Value(tensor(kept.type.dtype, product(kept.type.shape), align=16), kept.name)
     b = Builder(last.kernel.span)
 
-    def body(inner: Builder, *indices: Value) -> list[Value]:
-        slot, there = inner.index(0), None
-        places: list[Value] = []
-        for axis, (index, steps) in enumerate(zip(indices, outer, strict=False)):
-            if steps == 1:
-                places.append(index)
-                continue
-            places.append(inner.op("floordiv", index, inner.index(steps)))
-            rests, rest = group.rests(axis), inner.op("mod", index, inner.index(steps))
-            if len(rests) < steps:
-                tests = [inner.op("eq", rest, inner.index(other)) for other in rests]
-                found = tests[0]
-                for test in tests[1:]:
-                    found = inner.op("or", found, test)
-                there = found if there is None else inner.logical_and(there, found)
-                # Phases without terms have no room in scratch.
-                filled = inner.index(0)
-                for position, other in enumerate(rests[1:], 1):
-                    filled = inner.op("select", inner.op("ge", rest, inner.index(other)), inner.index(position), filled)
-                rest = filled
-            slot = inner.add(inner.mul(slot, inner.index(len(rests))), rest)
-        first = inner.mul(slot, inner.index(len(own)))
-        begin = inner.mul(indices[-1], inner.index(period))
-        for number in range(period):
-            place = inner.add(begin, inner.index(number))
-
-            def store(deep: Builder, number: int = number, place: Value = place) -> list[Value]:
-                def taken(deepest: Builder) -> list[Value]:
-                    return [deepest.op("load", kept, deepest.add(first, deepest.index(own.index(number))), *places, indices[-1])]
-
-                if number not in own:
-                    value = deep.const(group.empty or 0.0, dtype)
-                elif there is None:
-                    (value,) = taken(deep)
-                else:
-                    (value,) = deep.if_(there, taken, lambda deepest: [deepest.const(group.empty or 0.0, dtype)])
-                deep.multi("store", memory, *indices[:-1], place, value)
-                return []
-
-            if number:
-                inner.if_(inner.op("lt", place, inner.index(width)), store, lambda deep: [])
-            else:
-                store(inner)
-        return []
+    def finish(at: Builder, indices: list[Value], value: Value) -> None:
+        at.multi("store", memory, *indices, value)
 
     with b.at(group.phases[-1].store.span):
-        b.parallel([b.index(extent) for extent in (*group.memory.shape[:-1], ceildiv(width, Size.of(period)))], body)
+        place_values(b, _spreads(group, kept.type), flat, group.empty or 0.0, finish)
     name = f"{last.kernel.attrs['phase_of']}.gather"
-    kernel = Kernel(name, Stage.LOOP, (memory, kept), Block((), tuple(b.ops)), facts=last.kernel.facts, span=last.kernel.span)
-    return KernelCall(kernel, (_written(last), kept.name))
+    attrs = MappingProxyType({"placed": True})
+    kernel = Kernel(name, Stage.LOOP, (memory, flat), Block((), tuple(b.ops)), attrs=attrs, facts=last.kernel.facts, span=last.kernel.span)
+    return KernelCall(simplify(kernel), (_written(last), kept.name))
+
+
+def _spreads(group: PhaseGroup, scratch: Tensor) -> list[Spread]:
+    """How each index of the results says where its value lies in scratch. Phases without terms have no room there."""
+    found: list[Spread] = []
+    phases = 1
+    for axis, period in reversed(list(enumerate(group.periods))):
+        extent, stride, rests = group.memory.shape[axis], scratch.strides[1 + axis], group.rests(axis)
+        if period == 1:
+            found.append(Spread(extent, stride))
+            continue
+        slots = {rest: (rest, scratch.strides[0] * (number * phases), 0) for number, rest in enumerate(rests)}
+        found.append(Spread(extent, stride, period, tuple(slots.get(rest) for rest in range(period))))
+        phases *= len(rests)
+    return found[::-1]

@@ -1,0 +1,135 @@
+"""Kernels that put results in their places: every result takes the one that was computed for it, from scratch where those of a phase lie side by side.
+
+In: how each index of the results says where its value lies. Out: a kernel at the loop stage whose points are results, so that neighbouring threads write neighbours:
+
+    parallel o, q, j { y[o, 2 q, j] = values[…, q, j // 2]; y[o, 2 q + 1, j] = … }
+
+Values lie along one axis: where one is found is a sum of what each index adds. Rows that leave different rests are written apart, so that nothing of them is divided or asked, and all
+of a point's values are on their way before one is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+from tilewright.analysis.affine import floored
+from tilewright.base.record import record
+from tilewright.base.sizes import Size
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Value
+from tilewright.ir.types import dtype_of
+
+MOST_RESTS = 8
+"""Rests of rows that are written apart."""
+
+
+@record
+class Spread:
+    """One index of the results: `period` of them, side by side, are at one place, each in another slot."""
+
+    extent: Size
+    """Of the results."""
+    stride: Size
+    """From one place to the next."""
+    period: int = 1
+    found: tuple[tuple[int, Size, int] | None, ...] = ((0, Size.of(0), 0),)
+    """For every rest: the rest again, where its slot begins, and how far its place is from the quotient; None where it has no values."""
+    places: Size | None = None
+    """Places of a slot, where not all that results ask for are there."""
+
+
+@record
+class Where:
+    """Where the value of a result lies, as far as one index says, and when there is one."""
+
+    offset: Value
+    there: tuple[Value, ...] = ()
+
+
+def _known(b: Builder, axis: Spread, quotient: Value, rest: int) -> Where | None:
+    """For a rest that is known."""
+    found = axis.found[rest]
+    if found is None:
+        return None
+    _, begin, far = found
+    place = b.add(quotient, b.index(far)) if far else quotient
+    offset = place if axis.stride == Size.of(1) else b.mul(place, b.index(axis.stride))
+    return Where(b.add(offset, b.index(begin)) if begin != Size.of(0) else offset, _inside(b, axis, place, far))
+
+
+def _inside(b: Builder, axis: Spread, place: Value, least: int) -> tuple[Value, ...]:
+    if axis.places is None:
+        return ()
+    upper = b.op("lt", place, b.index(axis.places))
+    return (upper,) if least >= 0 else (b.op("ge", place, b.index(0)), upper)
+
+
+def _asked(b: Builder, axis: Spread, index: Value) -> Where:
+    """For any rest."""
+    if axis.period == 1:
+        known = _known(b, axis, index, 0)
+        assert known is not None
+        return known
+    quotient, rest = b.op("floordiv", index, b.index(axis.period)), b.op("mod", index, b.index(axis.period))
+    found = [one for one in axis.found if one is not None]
+    begin, far = b.index(found[0][1]), b.index(found[0][2])
+    tests = [b.op("eq", rest, b.index(one[0])) for one in found]
+    for test, (_, own, steps) in zip(tests[1:], found[1:], strict=True):
+        begin = b.select(test, b.index(own), begin)
+        far = b.select(test, b.index(steps), far) if any(one[2] != found[0][2] for one in found) else far
+    place = b.add(quotient, far) if any(one[2] for one in found) else quotient
+    offset = place if axis.stride == Size.of(1) else b.mul(place, b.index(axis.stride))
+    there = _inside(b, axis, place, min(one[2] for one in found))
+    if len(found) < axis.period:
+        there = (*there, reduce(lambda left, right: b.op("or", left, right), tests))
+    return Where(b.add(offset, begin), there)
+
+
+def place_values(
+    b: Builder, axes: Sequence[Spread], values: Value, empty: float, finish: Callable[[Builder, list[Value], Value], None]
+) -> None:
+    """Write the nest; `finish` makes a result, with these indices, of the value that it takes. `values` has one axis; `empty`: what results have that take none."""
+    rows = len(axes) - 2
+    apart = axes[rows].period if rows >= 0 and 1 < axes[rows].period <= MOST_RESTS else 1
+
+    def body(at: Builder, *indices: Value) -> list[Value]:
+        around = [_asked(at, axis, index) for n, (axis, index) in enumerate(zip(axes, indices, strict=True)) if n != rows or apart == 1]
+        column = around.pop()
+        taken: list[tuple[list[Value], Value]] = []
+        for rest in range(apart):
+            own, place = list(indices), _known(at, axes[rows], indices[rows], rest) if apart > 1 else None
+            if apart > 1:
+                own[rows] = at.add(at.mul(indices[rows], at.index(apart)), at.index(rest))
+            wheres = [*around, *([place] if place is not None else []), column]
+            if apart > 1 and place is None:
+                taken.append((own, at.const(empty, dtype_of(values.type))))
+                continue
+            tests = [test for where in wheres for test in where.there]
+            if apart > 1 and rest and axes[rows].places is None:
+                tests.insert(0, at.op("lt", own[rows], at.index(axes[rows].extent)))
+            # What rows have in common first: a thread has several of them.
+            offset = reduce(at.add, (where.offset for where in wheres))
+
+            def load(inner: Builder, offset: Value = offset) -> list[Value]:
+                return [inner.op("load", values, offset)]
+
+            if tests:
+                whole = reduce(at.logical_and, tests)
+                taken.append((own, at.if_(whole, load, lambda inner: [inner.const(empty, dtype_of(values.type))])[0]))
+            else:
+                taken.append((own, load(at)[0]))
+        for rest, (own, value) in enumerate(taken):
+
+            def store(inner: Builder, own: list[Value] = own, value: Value = value) -> list[Value]:
+                finish(inner, own, value)
+                return []
+
+            if rest:
+                at.if_(at.op("lt", own[rows], at.index(axes[rows].extent)), store, lambda inner: [])
+            else:
+                store(at)
+        return []
+
+    extents = [floored(axis.extent + (apart - 1), apart) if apart > 1 and n == rows else axis.extent for n, axis in enumerate(axes)]
+    b.parallel([b.index(extent) for extent in extents], body)

@@ -259,6 +259,13 @@ class MapCosts:
     """Elements of a vector: more take too many registers."""
     window_lanes: int = 16
     """Threads along memory where neighbours across it share more."""
+    placing_threads: int = 128
+    placed: int = 16
+    """Results of a thread that takes each of them from somewhere else (`passes/windows/placing.py`)."""
+    edge: float = 0.5
+    """The share of time that such a block takes longer where it asks for each result whether there is one."""
+    alike: float = 1.05
+    """Tiles that leave so much more threads without results are as good: wider ones are taken."""
 
 
 @record

@@ -223,7 +223,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if kernel.attrs.get("placed"):
-        return _placing(nest, rank, hints)
+        return _placing(kernel, nest, vector, hints, target)
     if not nest.reductions and not nest.sweeps:
         scan = scanned_by_blocks(kernel, target, hints)
         if scan is not None:
@@ -260,13 +260,31 @@ def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool
     return target.has("vec4") and vector == _WHOLE and axis >= 0 and nest.extents[axis].divisible_by(vector, kernel.facts)
 
 
-def _placing(nest: Nest, rank: int, hints: Mapping[str, int]) -> Schedule:
-    import os
-    c,r,t,v=map(int,os.environ.get("PLACE","128,4,128,1").split(","))
-    tiles=[1]*rank
-    tiles[-1]=c
-    if rank>1: tiles[-2]=r
-    return Schedule(tuple(tiles),1,v,vector_index=rank-1,threads=t)
+def _placing(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:
+    """Results that take values from scratch (`passes/windows/placing.py`): lanes along rows of results, in vectors where all rows begin at one, and a few rows in a thread. Rows of
+    images are short: the tile is the one that leaves the fewest threads without results, and the fewest blocks that ask where rows end."""
+    costs, rank = target.costs.maps, len(nest.extents)
+    while vector > 1 and not nest.extents[-1].divisible_by(vector, kernel.facts):
+        vector //= 2
+    stores = sum(1 for op in walk(kernel.body) if op.opcode == "store")
+    points = power_of_two(max(1, costs.placed // (max(1, stores) * vector))) * costs.placing_threads * vector
+    width, rows = hint(nest.extents[-1], hints), hint(nest.extents[-2], hints) if rank > 1 else 1
+    lanes = target.warp_size * vector
+
+    def waste(columns: int) -> float:
+        down = max(1, points // columns)
+        across, along = -(-width // columns), -(-rows // down)
+        whole = (width // columns) * (rows // down)
+        return columns * across / width * (down * along / rows) * (1 + costs.edge * (1 - whole / (across * along)))
+
+    wide = [lanes * few for few in (8, 4, 2, 1) if lanes * few <= points]
+    least = min(map(waste, wide))
+    columns = next(columns for columns in wide if waste(columns) <= costs.alike * least)
+    tiles = [1] * rank
+    tiles[-1] = columns
+    if rank > 1:
+        tiles[-2] = max(1, points // columns)
+    return Schedule(tuple(tiles), 1, vector, vector_index=rank - 1, threads=costs.placing_threads)
 
 
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target, vectors: int) -> Schedule:

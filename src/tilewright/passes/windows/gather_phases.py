@@ -33,7 +33,7 @@ from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.common.simplify import simplify
 from tilewright.passes.schedules.matrix import GpuProduct
 from tilewright.passes.schedules.plans import Plan, Plans
-from tilewright.passes.windows.placing import Spread, place_values
+from tilewright.passes.windows.placing import PlacedAxis, place_values
 
 KEPT_BYTES = 24 << 20
 """Bytes of results that stay in the L2 cache until all phases have written theirs."""
@@ -267,23 +267,23 @@ def _gathering(group: PhaseGroup, kept: Value) -> KernelCall:
         at.multi("store", memory, *indices, value)
 
     with b.at(group.phases[-1].store.span):
-        place_values(b, _spreads(group, kept.type), flat, group.empty or 0.0, finish)
+        place_values(b, _axes(group, kept.type), flat, group.empty or 0.0, finish)
     name = f"{last.kernel.attrs['phase_of']}.gather"
     attrs = MappingProxyType({"placed": True})
     kernel = Kernel(name, Stage.LOOP, (memory, flat), Block((), tuple(b.ops)), attrs=attrs, facts=last.kernel.facts, span=last.kernel.span)
     return KernelCall(simplify(kernel), (_written(last), kept.name))
 
 
-def _spreads(group: PhaseGroup, scratch: Tensor) -> list[Spread]:
+def _axes(group: PhaseGroup, scratch: Tensor) -> list[PlacedAxis]:
     """How each index of the results says where its value lies in scratch. Phases without terms have no room there."""
-    found: list[Spread] = []
+    found: list[PlacedAxis] = []
     phases = 1
     for axis, period in reversed(list(enumerate(group.periods))):
         extent, stride, rests = group.memory.shape[axis], scratch.strides[1 + axis], group.rests(axis)
         if period == 1:
-            found.append(Spread(extent, stride))
+            found.append(PlacedAxis(extent, stride))
             continue
         slots = {rest: (rest, scratch.strides[0] * (number * phases), 0) for number, rest in enumerate(rests)}
-        found.append(Spread(extent, stride, period, tuple(slots.get(rest) for rest in range(period))))
+        found.append(PlacedAxis(extent, stride, period, tuple(slots.get(rest) for rest in range(period))))
         phases *= len(rests)
     return found[::-1]

@@ -18,7 +18,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.base.record import record
-from tilewright.base.sizes import product
+from tilewright.base.sizes import Size, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, is_watched, walk
@@ -27,12 +27,12 @@ from tilewright.ir.rewrite import clone_ops, eliminate_dead, use_counts
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.common.simplify import simplify
 from tilewright.passes.windows.multiply_taps import Taps, find_taps
-from tilewright.passes.windows.placing import Spread, place_values
+from tilewright.passes.windows.placing import PlacedAxis, place_values
 
 
 def place_taps(program: Program, target: Target | None) -> Program:
     """The program with such kernels cut."""
-    if target is None or not target.is_gpu:
+    if target is None or not target.simt or target.has("serial"):
         return program
     calls: list[KernelCall] = []
     scratch = list(program.scratch)
@@ -68,7 +68,7 @@ class _Placed:
     def products(self, number: int) -> Value:
         """For every filter and tap, an image."""
         taps = self.taps
-        extents = (*(taps.extent(n) for n in taps.others), *(axis.taps for axis in taps.axes), *(axis.extent for axis in taps.axes))
+        extents = (*(taps.extent(n) for n in taps.others), *(Size.of(axis.taps) for axis in taps.axes), *(axis.extent for axis in taps.axes))
         return Value(tensor(dtype_of(self.kept.result.type), *extents, align=16), f"{taps.kernel.name}.products{number}")
 
     def multiplying(self, products: Value) -> Kernel:
@@ -126,23 +126,23 @@ class _Placed:
             clone_ops(at, rest, {**outer, **dict(zip(args, indices, strict=True)), self.kept.result: value})
 
         with b.at(taps.reduction.span):
-            place_values(b, self._spreads(products.type), flat, 0.0, finish)
+            place_values(b, self._axes(products.type), flat, 0.0, finish)
         return self._kernel("place", b, flat, {"placed": True})
 
-    def _spreads(self, products: Tensor) -> list[Spread]:
+    def _axes(self, products: Tensor) -> list[PlacedAxis]:
         """How each index of the results says where its product lies."""
-        taps, found = self.taps, list[Spread]()
+        taps, found = self.taps, list[PlacedAxis]()
         images = dict(zip(taps.others, products.strides, strict=False))
         slots, places = products.strides[-2 * len(taps.axes) : -len(taps.axes)], products.strides[-len(taps.axes) :]
         walked = {axis.result: (axis, slot, place) for axis, slot, place in zip(taps.axes, slots, places, strict=True)}
         for position in range(len(taps.nest.operands)):
             if position in images:
-                found.append(Spread(taps.extent(position), images[position]))
+                found.append(PlacedAxis(taps.extent(position), images[position]))
                 continue
             axis, slot, place = walked[position]
             rests = (axis.offsets(rest) for rest in range(axis.steps))
             own = tuple((rest, slot * taken[0][0], taken[0][1]) if taken else None for rest, taken in enumerate(rests))
-            found.append(Spread(taps.extent(position), place, axis.steps, own, axis.extent))
+            found.append(PlacedAxis(taps.extent(position), place, axis.steps, own, axis.extent))
         return found
 
     def _kernel(self, name: str, b: Builder, products: Value, attrs: Mapping[str, bool]) -> Kernel:

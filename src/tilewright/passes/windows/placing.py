@@ -25,7 +25,7 @@ MOST_RESTS = 8
 
 
 @record
-class Spread:
+class PlacedAxis:
     """One index of the results: `period` of them, side by side, are at one place, each in another slot."""
 
     extent: Size
@@ -40,14 +40,14 @@ class Spread:
 
 
 @record
-class Where:
-    """Where the value of a result lies, as far as one index says, and when there is one."""
+class _Offset:
+    """_Offset the value of a result lies, as far as one index says, and when there is one."""
 
     offset: Value
     there: tuple[Value, ...] = ()
 
 
-def _known(b: Builder, axis: Spread, quotient: Value, rest: int) -> Where | None:
+def _known(b: Builder, axis: PlacedAxis, quotient: Value, rest: int) -> _Offset | None:
     """For a rest that is known."""
     found = axis.found[rest]
     if found is None:
@@ -55,17 +55,17 @@ def _known(b: Builder, axis: Spread, quotient: Value, rest: int) -> Where | None
     _, begin, far = found
     place = b.add(quotient, b.index(far)) if far else quotient
     offset = place if axis.stride == Size.of(1) else b.mul(place, b.index(axis.stride))
-    return Where(b.add(offset, b.index(begin)) if begin != Size.of(0) else offset, _inside(b, axis, place, far))
+    return _Offset(b.add(offset, b.index(begin)) if begin != Size.of(0) else offset, _inside(b, axis, place, far))
 
 
-def _inside(b: Builder, axis: Spread, place: Value, least: int) -> tuple[Value, ...]:
+def _inside(b: Builder, axis: PlacedAxis, place: Value, least: int) -> tuple[Value, ...]:
     if axis.places is None:
         return ()
     upper = b.op("lt", place, b.index(axis.places))
     return (upper,) if least >= 0 else (b.op("ge", place, b.index(0)), upper)
 
 
-def _asked(b: Builder, axis: Spread, index: Value) -> Where:
+def _asked(b: Builder, axis: PlacedAxis, index: Value) -> _Offset:
     """For any rest."""
     if axis.period == 1:
         known = _known(b, axis, index, 0)
@@ -83,11 +83,11 @@ def _asked(b: Builder, axis: Spread, index: Value) -> Where:
     there = _inside(b, axis, place, min(one[2] for one in found))
     if len(found) < axis.period:
         there = (*there, reduce(lambda left, right: b.op("or", left, right), tests))
-    return Where(b.add(offset, begin), there)
+    return _Offset(b.add(offset, begin), there)
 
 
 def place_values(
-    b: Builder, axes: Sequence[Spread], values: Value, empty: float, finish: Callable[[Builder, list[Value], Value], None]
+    b: Builder, axes: Sequence[PlacedAxis], values: Value, empty: float, finish: Callable[[Builder, list[Value], Value], None]
 ) -> None:
     """Write the nest; `finish` makes a result, with these indices, of the value that it takes. `values` has one axis; `empty`: what results have that take none."""
     rows = len(axes) - 2

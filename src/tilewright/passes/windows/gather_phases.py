@@ -283,7 +283,7 @@ def _axes(group: PhaseGroup, scratch: Tensor) -> list[PlacedAxis]:
         if period == 1:
             found.append(PlacedAxis(extent, stride))
             continue
-        slots = {rest: (rest, scratch.strides[0] * (number * phases), 0) for number, rest in enumerate(rests)}
-        found.append(PlacedAxis(extent, stride, period, tuple(slots.get(rest) for rest in range(period))))
+        slots = {rest: (scratch.strides[0] * (number * phases), 0) for number, rest in enumerate(rests)}
+        found.append(PlacedAxis(extent, stride, period, slots=tuple(slots.get(rest) for rest in range(period))))
         phases *= len(rests)
     return found[::-1]

@@ -430,7 +430,8 @@ def _known(size: Size, sizes: Mapping[str, int]) -> int:
 # -- what is recognised -------------------------------------------------------------------------------------------------------------------
 
 
-def find_taps(kernel: Kernel) -> Taps | None:
+def find_taps(kernel: Kernel, most_steps: int = MOST_STEPS) -> Taps | None:
+    """The transposed convolution that a kernel is, with at most so many steps along rows; None for other kernels."""
     nests = [op for op in kernel.body.ops if op.opcode == "parallel"]
     if len(nests) != 1 or not nests[0].operands:
         return None
@@ -451,13 +452,13 @@ def find_taps(kernel: Kernel) -> Taps | None:
     if len(loads) != 2 or any(op.operands[0] in written for op in walk(kernel.body) if op.opcode == "load"):
         return None
     for load, other in (loads, loads[::-1]):
-        found = _taps(kernel, nest, flat, sums[0], load, made, forms)
+        found = _taps(kernel, nest, flat, sums[0], load, made, forms, most_steps)
         if found is not None and _is_guarded_so(found, tests, forms) and _is_apart(found, other, made):
             return replace(found, batch=0) if _has_images(found, other, made) else found
     return None
 
 
-def _taps(kernel: Kernel, nest: Op, flat: FlatSum, reduction: Op, load: Op, made: Made, forms: Forms) -> Taps | None:
+def _taps(kernel: Kernel, nest: Op, flat: FlatSum, reduction: Op, load: Op, made: Made, forms: Forms, most_steps: int) -> Taps | None:
     """The axes of an image: those at its end whose places are made of a result's and a tap's."""
     memory, args = load.operands[0].type, nest.regions[0].args
     if not isinstance(memory, Tensor) or load.attrs.get("masked") or "watch" in load.attrs:
@@ -478,7 +479,7 @@ def _taps(kernel: Kernel, nest: Op, flat: FlatSum, reduction: Op, load: Op, made
         not channels
         or not found.others
         or last.result != len(args) - 1
-        or not 1 < last.steps <= MOST_STEPS
+        or not 1 < last.steps <= most_steps
         or not 0 < code <= MOST_TERMS
     ):
         return None

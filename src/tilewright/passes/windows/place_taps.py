@@ -29,6 +29,9 @@ from tilewright.passes.common.simplify import simplify
 from tilewright.passes.windows.multiply_taps import Taps, find_taps
 from tilewright.passes.windows.placing import PlacedAxis, place_values
 
+MOST_STEPS = 64
+"""From one tap to the next, along rows: what is done for a result does not depend on it."""
+
 
 def place_taps(program: Program, target: Target | None) -> Program:
     """The program with such kernels cut."""
@@ -37,7 +40,7 @@ def place_taps(program: Program, target: Target | None) -> Program:
     calls: list[KernelCall] = []
     scratch = list(program.scratch)
     for call in program.calls:
-        taps = None if call.varies or call.loops or is_watched(call.kernel) else find_taps(call.kernel)
+        taps = None if call.varies or call.loops or is_watched(call.kernel) else find_taps(call.kernel, MOST_STEPS)
         if taps is None or any(axis.terms > 1 for axis in taps.axes):
             calls.append(call)
             continue
@@ -140,9 +143,9 @@ class _Placed:
                 found.append(PlacedAxis(taps.extent(position), images[position]))
                 continue
             axis, slot, place = walked[position]
-            rests = (axis.offsets(rest) for rest in range(axis.steps))
-            own = tuple((rest, slot * taken[0][0], taken[0][1]) if taken else None for rest, taken in enumerate(rests))
-            found.append(PlacedAxis(taps.extent(position), place, axis.steps, own, axis.extent))
+            rests = (axis.offsets(rest - axis.shift) for rest in range(axis.steps))
+            own = tuple((slot * taken[0][0], taken[0][1]) if taken else None for taken in rests)
+            found.append(PlacedAxis(taps.extent(position), place, axis.steps, axis.shift, own, axis.extent))
         return found
 
     def _kernel(self, name: str, b: Builder, products: Value, attrs: Mapping[str, bool]) -> Kernel:

@@ -10,12 +10,12 @@ of a point's values are on their way before one is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 from tilewright.analysis.affine import floored
 from tilewright.base.record import record
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
@@ -26,64 +26,83 @@ MOST_RESTS = 8
 
 @record
 class PlacedAxis:
-    """One index of the results: `period` of them, side by side, are at one place, each in another slot."""
+    """One index of the results: `period` of them, side by side, are at one place, each in another slot. Places and rests are those of the index plus `shift`."""
 
     extent: Size
     """Of the results."""
     stride: Size
     """From one place to the next."""
     period: int = 1
-    found: tuple[tuple[int, Size, int] | None, ...] = ((0, Size.of(0), 0),)
-    """For every rest: the rest again, where its slot begins, and how far its place is from the quotient; None where it has no values."""
+    shift: int = 0
+    slots: tuple[tuple[Size, int] | None, ...] = ((ZERO, 0),)
+    """For every rest: where its slot begins, and how far its place is from the quotient; None where it has no values."""
     places: Size | None = None
     """Places of a slot, where not all that results ask for are there."""
 
 
 @record
 class _Offset:
-    """_Offset the value of a result lies, as far as one index says, and when there is one."""
+    """Where the value of a result lies, as far as one index says, and when there is one."""
 
-    offset: Value
+    value: Value
     there: tuple[Value, ...] = ()
 
 
-def _known(b: Builder, axis: PlacedAxis, quotient: Value, rest: int) -> _Offset | None:
-    """For a rest that is known."""
-    found = axis.found[rest]
-    if found is None:
+def _known(b: Builder, axis: PlacedAxis, index: Value, rest: int) -> _Offset | None:
+    """For the result `period * index + rest`."""
+    far, own = divmod(rest + axis.shift, axis.period)
+    slot = axis.slots[own]
+    if slot is None:
         return None
-    _, begin, far = found
-    place = b.add(quotient, b.index(far)) if far else quotient
-    offset = place if axis.stride == Size.of(1) else b.mul(place, b.index(axis.stride))
-    return _Offset(b.add(offset, b.index(begin)) if begin != Size.of(0) else offset, _inside(b, axis, place, far))
-
-
-def _inside(b: Builder, axis: PlacedAxis, place: Value, least: int) -> tuple[Value, ...]:
-    if axis.places is None:
-        return ()
-    upper = b.op("lt", place, b.index(axis.places))
-    return (upper,) if least >= 0 else (b.op("ge", place, b.index(0)), upper)
+    begin, steps = slot[0], slot[1] + far
+    place = b.add(index, b.index(steps)) if steps else index
+    offset = _times(b, place, axis.stride)
+    return _Offset(b.add(offset, b.index(begin)) if begin != ZERO else offset, _inside(b, axis, place, steps))
 
 
 def _asked(b: Builder, axis: PlacedAxis, index: Value) -> _Offset:
-    """For any rest."""
+    """For any result."""
     if axis.period == 1:
         known = _known(b, axis, index, 0)
         assert known is not None
         return known
-    quotient, rest = b.op("floordiv", index, b.index(axis.period)), b.op("mod", index, b.index(axis.period))
-    found = [one for one in axis.found if one is not None]
-    begin, far = b.index(found[0][1]), b.index(found[0][2])
-    tests = [b.op("eq", rest, b.index(one[0])) for one in found]
-    for test, (_, own, steps) in zip(tests[1:], found[1:], strict=True):
-        begin = b.select(test, b.index(own), begin)
-        far = b.select(test, b.index(steps), far) if any(one[2] != found[0][2] for one in found) else far
-    place = b.add(quotient, far) if any(one[2] for one in found) else quotient
-    offset = place if axis.stride == Size.of(1) else b.mul(place, b.index(axis.stride))
-    there = _inside(b, axis, place, min(one[2] for one in found))
-    if len(found) < axis.period:
+    shifted = b.add(index, b.index(axis.shift)) if axis.shift else index
+    quotient, rest = b.op("floordiv", shifted, b.index(axis.period)), b.op("mod", shifted, b.index(axis.period))
+    slots = {number: slot for number, slot in enumerate(axis.slots) if slot is not None}
+    first, steps = next(iter(slots.values())), {far for _, far in slots.values()}
+    far = b.index(first[1])
+    for number, (_, own) in slots.items():
+        far = b.select(b.op("eq", rest, b.index(number)), b.index(own), far) if own != first[1] else far
+    place = b.add(quotient, far) if steps != {0} else quotient
+    there = _inside(b, axis, place, axis.shift // axis.period + min(steps))
+    if len(slots) < axis.period:
+        in_order = list(slots) == list(range(len(slots)))
+        tests = [b.op("lt", rest, b.index(len(slots)))] if in_order else [b.op("eq", rest, b.index(number)) for number in slots]
         there = (*there, reduce(lambda left, right: b.op("or", left, right), tests))
-    return _Offset(b.add(offset, begin), there)
+    return _Offset(b.add(_times(b, place, axis.stride), _beginning(b, rest, {number: begin for number, (begin, _) in slots.items()})), there)
+
+
+def _beginning(b: Builder, rest: Value, slots: Mapping[int, Size]) -> Value:
+    """Where the slot of a rest begins."""
+    unit = slots.get(1)
+    if unit is not None and all(begin == unit * number for number, begin in slots.items()):
+        return b.mul(rest, b.index(unit))
+    (_, found), *others = ((number, b.index(begin)) for number, begin in slots.items())
+    for number, begin in others:
+        found = b.select(b.op("eq", rest, b.index(number)), begin, found)
+    return found
+
+
+def _times(b: Builder, place: Value, stride: Size) -> Value:
+    return place if stride == ONE else b.mul(place, b.index(stride))
+
+
+def _inside(b: Builder, axis: PlacedAxis, place: Value, least: int) -> tuple[Value, ...]:
+    """That a place, `least` or more, is there."""
+    if axis.places is None:
+        return ()
+    upper = b.op("lt", place, b.index(axis.places))
+    return (upper,) if least >= 0 else (b.op("ge", place, b.index(0)), upper)
 
 
 def place_values(
@@ -109,7 +128,7 @@ def place_values(
             if apart > 1 and rest and axes[rows].places is None:
                 tests.insert(0, at.op("lt", own[rows], at.index(axes[rows].extent)))
             # What rows have in common first: a thread has several of them.
-            offset = reduce(at.add, (where.offset for where in wheres))
+            offset = reduce(at.add, (where.value for where in wheres))
 
             def load(inner: Builder, offset: Value = offset) -> list[Value]:
                 return [inner.op("load", values, offset)]

@@ -260,12 +260,12 @@ class MapCosts:
     window_lanes: int = 16
     """Threads along memory where neighbours across it share more."""
     placing_threads: int = 128
-    placed: int = 16
+    placed: int = 32
     """Results of a thread that takes each of them from somewhere else (`passes/windows/placing.py`)."""
-    edge: float = 0.5
-    """The share of time that such a block takes longer where it asks for each result whether there is one."""
-    alike: float = 1.05
-    """Tiles that leave so much more threads without results are as good: wider ones are taken."""
+    border: int = 80
+    """Bytes of a row that could be written while two blocks write parts of one sector."""
+    idle: float = 0.3
+    """What a thread without results costs, of one that has some."""
 
 
 @record

@@ -261,29 +261,25 @@ def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool
 
 
 def _placing(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:
-    """Results that take values from scratch (`passes/windows/placing.py`): lanes along rows of results, in vectors where all rows begin at one, and a few rows in a thread. Rows of
-    images are short: the tile is the one that leaves the fewest threads without results, and the fewest blocks that ask where rows end."""
+    """Results that take values from scratch (`passes/windows/placing.py`): lanes along rows of results, in vectors where all rows begin at one, and a few rows in a thread. Where two
+    blocks share a row, both write a part of the sector between them; blocks wider than rows leave threads without results."""
     costs, rank = target.costs.maps, len(nest.extents)
     while vector > 1 and not nest.extents[-1].divisible_by(vector, kernel.facts):
         vector //= 2
     stores = sum(1 for op in walk(kernel.body) if op.opcode == "store")
-    points = power_of_two(max(1, costs.placed // (max(1, stores) * vector))) * costs.placing_threads * vector
-    width, rows = hint(nest.extents[-1], hints), hint(nest.extents[-2], hints) if rank > 1 else 1
-    lanes = target.warp_size * vector
+    each = power_of_two(max(1, costs.placed // (max(1, stores) * vector)) + 1) // 2
+    points, lanes = each * costs.placing_threads * vector, target.warp_size * vector
+    width, rows = max(1, hint(nest.extents[-1], hints)), max(1, hint(nest.extents[-2], hints)) if rank > 1 else 1
 
-    def waste(columns: int) -> float:
-        down = max(1, points // columns)
-        across, along = -(-width // columns), -(-rows // down)
-        whole = (width // columns) * (rows // down)
-        return columns * across / width * (down * along / rows) * (1 + costs.edge * (1 - whole / (across * along)))
+    def time(columns: int) -> float:
+        down, across = max(1, points // columns), -(-width // columns)
+        idle = columns * across / width * (down * -(-rows // down) / rows) - 1
+        return (1 + costs.border * across / (width * nest.narrowest)) * (1 + costs.idle * idle)
 
-    wide = [lanes * few for few in (8, 4, 2, 1) if lanes * few <= points]
-    least = min(map(waste, wide))
-    columns = next(columns for columns in wide if waste(columns) <= costs.alike * least)
     tiles = [1] * rank
-    tiles[-1] = columns
+    tiles[-1] = min((lanes << power for power in range(points // lanes) if lanes << power <= points), key=time)
     if rank > 1:
-        tiles[-2] = max(1, points // columns)
+        tiles[-2] = max(1, points // tiles[-1])
     return Schedule(tuple(tiles), 1, vector, vector_index=rank - 1, threads=costs.placing_threads)
 
 

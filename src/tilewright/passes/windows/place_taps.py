@@ -123,7 +123,9 @@ class _Placed:
         skipped = (taps.reduction, self.kept)
         rest = [op for op in taps.nest.regions[0].ops if op not in skipped and op.opcode != "yield"]
         assert isinstance(products.type, Tensor)
-        flat = Value(tensor(products.type.dtype, product(products.type.shape), align=16), products.name)
+        first = next(n for n in range(len(args)) if n not in taps.others)
+        shape = products.type.shape
+        flat = Value(tensor(products.type.dtype, *shape[:first], product(shape[first:]), align=16), products.name)
 
         def finish(at: Builder, indices: list[Value], value: Value) -> None:
             clone_ops(at, rest, {**outer, **dict(zip(args, indices, strict=True)), self.kept.result: value})

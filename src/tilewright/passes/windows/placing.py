@@ -4,7 +4,7 @@ In: how each index of the results says where its value lies. Out: a kernel at th
 
     parallel o, q, j { y[o, 2 q, j] = values[…, q, j // 2]; y[o, 2 q + 1, j] = … }
 
-Values lie along one axis: where one is found is a sum of what each index adds. Rows that leave different rests are written apart, so that nothing of them is divided or asked, and all
+The values of an image lie along one axis: where one is found is a sum of what each index adds. Rows that leave different rests are written apart, so that nothing of them is divided or asked, and all
 of a point's values are on their way before one is stored.
 """
 
@@ -18,7 +18,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import dtype_of
+from tilewright.ir.types import Tensor
 
 MOST_RESTS = 8
 """Rests of rows that are written apart."""
@@ -46,6 +46,8 @@ class _Offset:
 
     value: Value
     there: tuple[Value, ...] = ()
+    more: Size = ZERO
+    """To be added, the same for all."""
 
 
 def _known(b: Builder, axis: PlacedAxis, index: Value, rest: int) -> _Offset | None:
@@ -56,8 +58,7 @@ def _known(b: Builder, axis: PlacedAxis, index: Value, rest: int) -> _Offset | N
         return None
     begin, steps = slot[0], slot[1] + far
     place = b.add(index, b.index(steps)) if steps else index
-    offset = _times(b, place, axis.stride)
-    return _Offset(b.add(offset, b.index(begin)) if begin != ZERO else offset, _inside(b, axis, place, steps))
+    return _Offset(_times(b, index, axis.stride), _inside(b, axis, place, steps), begin + axis.stride * steps)
 
 
 def _asked(b: Builder, axis: PlacedAxis, index: Value) -> _Offset:
@@ -108,36 +109,40 @@ def _inside(b: Builder, axis: PlacedAxis, place: Value, least: int) -> tuple[Val
 def place_values(
     b: Builder, axes: Sequence[PlacedAxis], values: Value, empty: float, finish: Callable[[Builder, list[Value], Value], None]
 ) -> None:
-    """Write the nest; `finish` makes a result, with these indices, of the value that it takes. `values` has one axis; `empty`: what results have that take none."""
+    """Write the nest; `finish` makes a result, with these indices, of the value that it takes. `values` has axes for the first indices of results, as many as it has but one; its
+    last is that of offsets. `empty`: what results have that take none."""
     rows = len(axes) - 2
     apart = axes[rows].period if rows >= 0 and 1 < axes[rows].period <= MOST_RESTS else 1
+    assert isinstance(values.type, Tensor)
+    outer, dtype = values.type.rank - 1, values.type.dtype
+
+    def nothing(at: Builder) -> list[Value]:
+        return [at.const(empty, dtype)]
 
     def body(at: Builder, *indices: Value) -> list[Value]:
-        around = [_asked(at, axis, index) for n, (axis, index) in enumerate(zip(axes, indices, strict=True)) if n != rows or apart == 1]
-        column = around.pop()
+        asked = [_asked(at, axes[n], indices[n]) for n in range(outer, len(axes)) if n != rows or apart == 1]
         taken: list[tuple[list[Value], Value]] = []
         for rest in range(apart):
-            own, place = list(indices), _known(at, axes[rows], indices[rows], rest) if apart > 1 else None
+            own, offsets = list(indices), asked
             if apart > 1:
                 own[rows] = at.add(at.mul(indices[rows], at.index(apart)), at.index(rest))
-            wheres = [*around, *([place] if place is not None else []), column]
-            if apart > 1 and place is None:
-                taken.append((own, at.const(empty, dtype_of(values.type))))
-                continue
-            tests = [test for where in wheres for test in where.there]
-            if apart > 1 and rest and axes[rows].places is None:
+                row = _known(at, axes[rows], indices[rows], rest)
+                if row is None:
+                    taken.append((own, nothing(at)[0]))
+                    continue
+                # What is the same for all rows of a thread is added first.
+                offsets = [*asked, row]
+            tests = [test for offset in offsets for test in offset.there]
+            if rest and axes[rows].places is None:
                 tests.insert(0, at.op("lt", own[rows], at.index(axes[rows].extent)))
-            # What rows have in common first: a thread has several of them.
-            offset = reduce(at.add, (where.value for where in wheres))
+            more = sum((offset.more for offset in offsets), ZERO)
+            parts = [*([at.index(more)] if more != ZERO else []), *(offset.value for offset in offsets)]
+            place = reduce(at.add, parts)
 
-            def load(inner: Builder, offset: Value = offset) -> list[Value]:
-                return [inner.op("load", values, offset)]
+            def load(inner: Builder, place: Value = place) -> list[Value]:
+                return [inner.op("load", values, *indices[:outer], place)]
 
-            if tests:
-                whole = reduce(at.logical_and, tests)
-                taken.append((own, at.if_(whole, load, lambda inner: [inner.const(empty, dtype_of(values.type))])[0]))
-            else:
-                taken.append((own, load(at)[0]))
+            taken.append((own, at.if_(reduce(at.logical_and, tests), load, nothing)[0] if tests else load(at)[0]))
         for rest, (own, value) in enumerate(taken):
 
             def store(inner: Builder, own: list[Value] = own, value: Value = value) -> list[Value]:

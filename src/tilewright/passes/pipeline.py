@@ -244,7 +244,7 @@ MULTIPLY_TAPS = Pass(
 )  # fmt: skip
 PLACE_TAPS = Pass(
     "place_taps", "program", "program", place_taps,
-    "GPU: the same sums, where no result has terms of two taps, become one product for all taps, and a kernel that puts its results in their places.", takes=("target",), needs="reduce",
+    "GPU: the same sums, where no result has terms of two taps, become one product for all taps, and a kernel that puts its results in their places.", takes=("target", "sizes"), needs="reduce",
 )  # fmt: skip
 SPLIT_PHASES = Pass(
     "split_phases", "program", "program", split_phases,

@@ -1,7 +1,7 @@
 """Compute a transposed convolution whose taps never meet as one product, and put its results in their places. `Program -> Program`, for GPUs.
 
-In: a program whose sums have one condition each (`join_guards.py`), and the target. Out: the same, where a sum over channels and taps that asks `p % s == 0`, with p the
-place of a result less that of a tap, is two kernels, if no result has terms of two taps: steps are as long as the window, or longer.
+In: a program whose sums have one condition each (`join_guards.py`), the target and the sizes of the call. Out: the same, where a sum over channels and taps that asks `p % s == 0`, with p the
+place of a result less that of a tap, is two kernels, if no result has terms of two taps (steps are as long as the window, or longer) and results are many.
 
     parallel o { reduce c, r { p = o + 1 - r; if p % 3 == 0 and 0 <= p // 3 < n { x[c, p // 3] * w[c, r] } else { 0 } }; store y[o] }
     -> parallel r, i { reduce c { x[c, i] * w[c, r] }; store products[r, i] }
@@ -33,7 +33,11 @@ MOST_STEPS = 64
 """From one tap to the next, along rows: what is done for a result does not depend on it."""
 
 
-def place_taps(program: Program, target: Target | None) -> Program:
+SMALL = 1 << 20
+"""Bytes of results up to which phases are launched together in less time than two kernels one after the other; phases of two-byte factors are copied each before it."""
+
+
+def place_taps(program: Program, target: Target | None, sizes: Mapping[str, int]) -> Program:
     """The program with such kernels cut."""
     if target is None or not target.simt or target.has("serial"):
         return program
@@ -41,7 +45,7 @@ def place_taps(program: Program, target: Target | None) -> Program:
     scratch = list(program.scratch)
     for call in program.calls:
         taps = None if call.varies or call.loops or is_watched(call.kernel) else find_taps(call.kernel, MOST_STEPS)
-        if taps is None or any(axis.terms > 1 for axis in taps.axes):
+        if taps is None or any(axis.terms > 1 for axis in taps.axes) or _is_small(taps, sizes):
             calls.append(call)
             continue
         placed = _Placed(replace(taps, batch=None))
@@ -52,6 +56,11 @@ def place_taps(program: Program, target: Target | None) -> Program:
         for kernel in (placed.multiplying(products), placed.placing(products)):
             calls.append(KernelCall(kernel, tuple(names.get(p, products.name) for p in kernel.params)))
     return replace(program, calls=tuple(calls), scratch=tuple(scratch))
+
+
+def _is_small(taps: Taps, sizes: Mapping[str, int]) -> bool:
+    bytes_ = product(taps.extent(n) for n in range(len(taps.nest.operands))) * taps.image.dtype.itemsize
+    return taps.image.dtype.itemsize >= 4 and bytes_.names <= sizes.keys() and bytes_.evaluate(sizes) < SMALL
 
 
 @record

@@ -223,7 +223,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if kernel.attrs.get("placed"):
-        return _placing(kernel, nest, vector, hints, target)
+        return _placing(kernel, nest, vector, target, tuple(hint(extent, hints) * 3 // 4 for extent in nest.extents))  # a hint is a power of two, and no less
     if not nest.reductions and not nest.sweeps:
         scan = scanned_by_blocks(kernel, target, hints)
         if scan is not None:
@@ -260,7 +260,18 @@ def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool
     return target.has("vec4") and vector == _WHOLE and axis >= 0 and nest.extents[axis].divisible_by(vector, kernel.facts)
 
 
-def _placing(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:
+def placing_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
+    """The schedule of a kernel that puts results in their places, for the very sizes of a call; None for other kernels."""
+    if not kernel.attrs.get("placed") or not target.simt:
+        return None
+    nest = nest_of(kernel)
+    if not product(nest.extents).names <= sizes.keys():
+        return None
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    return _placing(kernel, nest, vector, target, tuple(extent.evaluate(sizes) for extent in nest.extents))
+
+
+def _placing(kernel: Kernel, nest: Nest, vector: int, target: Target, extents: tuple[int, ...]) -> Schedule:
     """Results that take values from scratch (`passes/windows/placing.py`): lanes along rows of results, in vectors where all rows begin at one, and a few rows in a thread. Where two
     blocks share a row, both write a part of the sector between them; blocks wider than rows leave threads without results."""
     costs, rank = target.costs.maps, len(nest.extents)
@@ -269,7 +280,7 @@ def _placing(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], 
     stores = sum(1 for op in walk(kernel.body) if op.opcode == "store")
     each = power_of_two(max(1, costs.placed // (max(1, stores) * vector)) + 1) // 2
     points, lanes = each * costs.placing_threads * vector, target.warp_size * vector
-    width, rows = max(1, hint(nest.extents[-1], hints)), max(1, hint(nest.extents[-2], hints)) if rank > 1 else 1
+    width, rows = max(1, extents[-1]), max(1, extents[-2]) if rank > 1 else 1
 
     def time(columns: int) -> float:
         down, across = max(1, points // columns), -(-width // columns)
@@ -277,7 +288,8 @@ def _placing(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], 
         return (1 + costs.border * across / (width * nest.narrowest)) * (1 + costs.idle * idle)
 
     tiles = [1] * rank
-    tiles[-1] = min((lanes << power for power in range(points // lanes) if lanes << power <= points), key=time)
+    widest = min(points, costs.placed_columns * costs.placing_threads * vector)
+    tiles[-1] = min((lanes << power for power in range(widest.bit_length()) if lanes << power <= widest), key=time)
     if rank > 1:
         tiles[-2] = max(1, points // tiles[-1])
     return Schedule(tuple(tiles), 1, vector, vector_index=rank - 1, threads=costs.placing_threads)

@@ -12,6 +12,7 @@ import tilewright as tw
 from tilewright.base.target import Target
 from tilewright.codegen.registry import Backend
 from tilewright.compile import build, driver, store
+from tilewright.passes.windows import place_taps
 
 S, P = 2, 1
 S1, S3 = 1, 3
@@ -331,3 +332,82 @@ def test_a_condition_that_leaves_out_more_than_borders_is_kept() -> None:
     found = shorter(x, w)
     x[:, :, 0] = x[:, :, -1] = 0
     np.testing.assert_allclose(found, scattered(x, w, (S,), (1,), (0,), found.shape[2:]), rtol=1e-4, atol=1e-4)
+
+
+# -- taps that never meet, on GPUs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are few where an emulator computes them."""
+    monkeypatch.setattr(place_taps, "SMALL", 0)
+
+
+def placed(kernel: tw.Kernel) -> bool:
+    """Whether the last call took its results from one product."""
+    return kernel.last is not None and any("products" in array.name for array in kernel.last.scratch)
+
+
+@pytest.mark.parametrize(
+    ("taps", "s", "p", "d", "extra", "dtype"),
+    [
+        ((3, 3), (3, 3), (0, 0), (1, 1), 1, np.float32),
+        ((2, 3), (4, 4), (0, 1), (1, 1), 0, np.float32),  # rows and columns without terms
+        ((1, 1), (2, 4), (0, 0), (1, 1), 3, np.float32),
+        ((2, 2), (4, 3), (1, 1), (2, 2), 0, np.float32),  # the dilation and the step have a divisor in common
+        ((2, 2), (2, 2), (0, 0), (1, 1), 0, np.float16),  # rows of whole vectors
+        ((4, 2), (4, 3), (1, 0), (1, 1), 0, np.float16),
+        ((2, 3), (9, 4), (1, 0), (1, 1), 0, np.float32),  # too many rests of rows to be written apart
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("few_are_many")
+def test_taps_that_never_meet_are_one_product_on_gpus(
+    taps: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int], extra: int, dtype: type
+) -> None:
+    kernel = transposed2d(s, p, d, extra)
+    for images, height, width in ((2, 3, 17), (1, 1, 1), (0, 2, 5), (1, 4, 16)):
+        x, w, bias = normal(images, 19, height, width, dtype=dtype), normal(19, 7, *taps, dtype=dtype), normal(7, dtype=dtype)
+        found = kernel(x, w, bias, device="emulator")
+        wanted = scattered(x, w, s, d, p, found.shape[2:]) + bias.astype(np.float64)[:, None, None]
+        far = 1e-4 if dtype is np.float32 else 3e-2
+        np.testing.assert_allclose(found.astype(np.float64), np.maximum(wanted, -1), rtol=far, atol=far)
+        assert placed(kernel), width
+
+
+def test_taps_that_meet_are_phases_on_gpus() -> None:
+    kernel = transposed2d((2, 3), (1, 1), (1, 1))
+    x, w, bias = normal(1, 19, 3, 5), normal(19, 7, 3, 3), normal(7)
+    found = kernel(x, w, bias, device="emulator")
+    wanted = scattered(x, w, (2, 3), (1, 1), (1, 1), found.shape[2:]) + bias.astype(np.float64)[:, None, None]
+    np.testing.assert_allclose(found, np.maximum(wanted, -1), rtol=1e-4, atol=1e-4)
+    assert not placed(kernel)
+
+
+def test_few_results_are_phases_that_are_launched_together() -> None:
+    for side, one in ((16, False), (256, True)):
+        names = [launch.entry for launch in squares.compile(np.empty((1, 64, side, side), np.float32), np.empty((64, 64, 2, 2), np.float32), target="sm_90a").launches]
+        assert any("place" in name for name in names) == one and (one or len(names) == 1), names
+
+
+def test_sums_that_are_only_rounded_are_kept_rounded() -> None:
+    found = squares.stages(*(np.empty(s, np.float16) for s in ((8, 64, 28, 28), (64, 64, 2, 2))), target="sm_90a").stages
+    (products,) = (array for array in found.tile.scratch if "products" in array.name)
+    assert products.type.dtype.name == "f16"
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_views_and_values_that_are_no_numbers_on_gpus() -> None:
+    kernel = transposed2d((3, 2), (0, 1), (1, 1))
+    x, w, bias = normal(2, 19, 6, 9)[:, :, ::2, ::-1].copy(), normal(2, 3, 7, 19).transpose(3, 2, 1, 0), normal(7)
+    x[0, 3, 1, 0], x[1, 2, 2, 8] = np.inf, np.nan
+    found = kernel(x[:, ::-1], w[::-1], bias, device="emulator")
+    wanted = scattered(x, w, (3, 2), (1, 1), (0, 1), found.shape[2:]) + bias.astype(np.float64)[:, None, None]
+    np.testing.assert_allclose(found, np.maximum(wanted, -1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_groups_and_three_axes_that_never_meet() -> None:
+    x, w = normal(1, 2, 3, 2, 3, 3), normal(2, 3, 4, 2, 1, 2)
+    found = jumping(x, w, device="emulator")
+    wanted = [scattered(x[:, g], w[g], (2, 1, 2), (1, 1, 1), (0, 0, 0), found.shape[3:]) for g in range(2)]
+    np.testing.assert_allclose(found, np.stack(wanted, 1), rtol=1e-5, atol=1e-4)

@@ -259,6 +259,15 @@ class MapCosts:
     """Elements of a vector: more take too many registers."""
     window_lanes: int = 16
     """Threads along memory where neighbours across it share more."""
+    placing_threads: int = 128
+    placed: int = 32
+    """Results of a thread that takes each of them from somewhere else (`passes/windows/placing.py`)."""
+    placed_columns: int = 4
+    """Columns of a thread, or vectors of them, at most: it computes where each of them lies, and keeps that for all of its rows."""
+    border: int = 80
+    """Bytes of a row that could be written while two blocks write parts of one sector."""
+    idle: float = 0.3
+    """What a thread without results costs, of one that has some."""
 
 
 @record

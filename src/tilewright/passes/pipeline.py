@@ -159,6 +159,7 @@ square_results = late("triangles.square_results", "square_results")
 gather_phases = late("windows.gather_phases", "gather_phases")
 join_guards = late("windows.join_guards", "join_guards")
 multiply_taps = late("windows.multiply_taps", "multiply_taps")
+place_taps = late("windows.place_taps", "place_taps")
 split_images = late("windows.split_images", "split_images")
 split_phases = late("windows.split_phases", "split_phases")
 square_triangles = late("windows.square_triangles", "square_triangles")
@@ -240,6 +241,10 @@ SQUARE_RESULTS = Pass(
 MULTIPLY_TAPS = Pass(
     "multiply_taps", "program", "program", multiply_taps,
     "CPU: sums whose terms count only where `p % s == 0` become one product for all taps, and a sum of its results, where that takes less time than phases.", takes=("target", "sizes"), needs="reduce",
+)  # fmt: skip
+PLACE_TAPS = Pass(
+    "place_taps", "program", "program", place_taps,
+    "GPU: the same sums, where no result has terms of two taps, become one product for all taps, and a kernel that puts its results in their places.", takes=("target", "sizes"), needs="reduce",
 )  # fmt: skip
 SPLIT_PHASES = Pass(
     "split_phases", "program", "program", split_phases,
@@ -776,6 +781,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SQUARE_RESULTS, "Before square_triangles, which sees the sums of all results."),
         Step(SQUARE_TRIANGLES, "Beside join_guards: the condition it writes is one."),
         Step(MULTIPLY_TAPS, "After join_guards, as split_phases, which takes what it leaves."),
+        Step(PLACE_TAPS, "Beside multiply_taps."),
         Step(SPLIT_PHASES, "After join_guards: a condition has all tests of a sum."),
         Step(EMPTY_ROWS, "Needs the maximum and sums that recover_reductions finds."),
         Step(SPLIT_AXES, "Before collapse, which would join axes that have to be apart."),

@@ -1,6 +1,8 @@
-"""Loads under a condition become predicated instructions, in every dtype and width, and assemble."""
+"""Loads and stores under a condition become predicated instructions, in every dtype and width, and assemble."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -20,16 +22,20 @@ from tilewright.ir.types import Tensor
 from tilewright.ir.verify import verify_kernel
 
 
-def ptx_for(dtype: DType, width: int, writes: bool = False, target: str = "sm_90a") -> str:
-    """Loads `width` elements for the first seven threads and stores them elsewhere (or in the same array)."""
+def ptx_for(dtype: DType, width: int, writes: bool = False, target: str = "sm_90a", stores: bool = False) -> str:
+    """Loads `width` elements for the first seven threads and stores them elsewhere (or in the same array), with `stores` for those threads only."""
     x = array("x", dtype, 4096, align=16)
     o = x if writes else array("o", dtype, 4096, align=16)
     b = Builder()
     thread = b.op("thread_id")
     place = b.mul(thread, b.index(width))
     wide = {"width": width} if width > 1 else {}
-    value = b.op("load", x, place, b.op("lt", thread, b.index(7)), masked=True, **wide)
-    b.multi("store", o, place, value)
+    few = b.op("lt", thread, b.index(7))
+    value = b.op("load", x, place, few, masked=True, **wide)
+    if stores:
+        b.multi("store", o, place, value, few, masked=True)
+    else:
+        b.multi("store", o, place, value)
     params = (x,) if writes else (x, o)
     kernel = Kernel("k", Stage.THREAD, params, Block((), tuple(b.ops)), grid=(ONE,), threads=32)
     verify_kernel(kernel)
@@ -52,6 +58,20 @@ def test_every_dtype_and_width(target: str) -> None:
             assert ptx.count(" ld.global.nc") == max(1, width * dtype.itemsize // 16), (dtype, width)
             assert "bra" not in ptx
             modules.append((ptx, target))
+            width *= 2
+    assemble_all(modules, level=1)
+
+
+@pytest.mark.requires("ptxas")
+def test_stores_of_every_dtype_and_width() -> None:
+    modules: list[tuple[str, str]] = []
+    for dtype in SCALARS:
+        width = 1
+        while width * dtype.itemsize <= 32:
+            ptx = ptx_for(dtype, width, stores=True)
+            assert len(re.findall(r"@%p\d+ st\.global", ptx)) == ptx.count("st.global") == max(1, width * dtype.itemsize // 16), (dtype, width)
+            assert "bra" not in ptx
+            modules.append((ptx, "sm_90a"))
             width *= 2
     assemble_all(modules, level=1)
 

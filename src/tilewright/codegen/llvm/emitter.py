@@ -223,7 +223,7 @@ class FunctionWriter:
         if handler is not None:
             return [self.dialect.better(self, op, operands) or handler(self, op, operands)]
         if op.opcode == "store":
-            if "cache" not in op.attrs or self.dialect.emit(self, op, operands) is None:
+            if not op.attrs.keys() & {"cache", "masked"} or self.dialect.emit(self, op, operands) is None:
                 self._store(op, operands)
             return []
         if op.opcode == "split":

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import Target
-from tilewright.codegen.llvm.emitter import FunctionWriter, llvm_type, memory_type
-from tilewright.codegen.nvptx.masked import pieces, register_list, registers, value_of
+from tilewright.codegen.llvm.emitter import FunctionWriter
+from tilewright.codegen.nvptx.masked import pieces, register_list, registers, value_of, width_of, words_of
 from tilewright.ir.nodes import Op
-from tilewright.ir.types import Tensor, Type, Vec
+from tilewright.ir.types import Tensor
 
 _LEVEL_1 = {"l1_evict_first": "L1::evict_first", "l1_evict_last": "L1::evict_last", "l1_no_allocate": "L1::no_allocate"}
 _LEVEL_2 = {"l2_evict_first": "L2::evict_first", "l2_evict_last": "L2::evict_last"}
@@ -45,10 +45,6 @@ def ptx_version(op: Op) -> int:
     return _PTX_HINTS if cache in _LEVEL_1 or cache in _LEVEL_2 or op.attrs.get("prefetch") else 0
 
 
-def _width(type_: Type) -> int:
-    return type_.width if isinstance(type_, Vec) else 1
-
-
 def load(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target, written: bool) -> str:
     memory = op.operands[0].type
     assert isinstance(memory, Tensor)
@@ -58,7 +54,7 @@ def load(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target, wri
             "that path may give old values: leave `cache` out",
         )  # fmt: skip
     where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
-    width = _width(op.results[0].type)
+    width = width_of(op.results[0].type)
     per_word, words, kind, letter, bits = registers(memory.dtype, width)
     hint, policy = _words(op, target)
     names = [f"${k}" for k in range(words)]
@@ -80,7 +76,7 @@ def store(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) ->
     memory, type_ = op.operands[0].type, op.operands[-1].type
     assert isinstance(memory, Tensor)
     where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
-    per_word, words, kind, letter, bits = registers(memory.dtype, _width(type_))
+    per_word, words, kind, letter, bits = registers(memory.dtype, width_of(type_))
     hint, policy = _words(op, target)
     names = [f"${1 + k}" for k in range(words)]
     given_policy = f", ${1 + words}" if policy else ""
@@ -88,33 +84,12 @@ def store(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) ->
         f"st.global{hint}{shape}.{kind} [$0{offset}], {register_list(names[first : first + count])}{given_policy};"
         for first, count, offset, shape in pieces(words, memory.dtype, per_word)
     )
-    given = [f"ptr addrspace(1) {where}", *(f"i{bits} {part}" for part in _parts(w, op, operands[-1], per_word, words, bits))]
+    given = [f"ptr addrspace(1) {where}", *(f"i{bits} {part}" for part in words_of(w, memory, type_, operands[-1]))]
     if policy:
         given.append(f"i64 {policy_of(w, op)}")
     constraints = ",".join(["l"] + [letter] * words + ["l"] * policy + ["~{memory}"])
     w.line(f'call void asm sideeffect "{text}", "{constraints}"({", ".join(given)})')
     return []
-
-
-def _parts(w: FunctionWriter, op: Op, value: str, per_word: int, words: int, bits: int) -> list[str]:
-    """The value as the registers the instruction takes."""
-    memory, type_ = op.operands[0].type, op.operands[-1].type
-    assert isinstance(memory, Tensor)
-    element = memory_type(memory.dtype)
-    width = _width(type_)
-    if memory.dtype.is_bool:
-        value = w.let(f"zext {llvm_type(type_)} {value} to {memory_type(memory.dtype, width)}")
-    size = memory.dtype.itemsize * 8 * per_word
-    if width == 1:
-        singles = [value if element == f"i{size}" else w.let(f"bitcast {element} {value} to i{size}")]
-    else:
-        whole = memory_type(memory.dtype, width)
-        packed = value if whole == f"<{words} x i{size}>" else w.let(f"bitcast {whole} {value} to <{words} x i{size}>")
-        if words == 1:
-            singles = [w.let(f"bitcast {whole} {value} to i{size}")]
-        else:
-            singles = [w.let(f"extractelement <{words} x i{size}> {packed}, i64 {k}") for k in range(words)]
-    return singles if size == bits else [w.let(f"zext i{size} {one} to i{bits}") for one in singles]
 
 
 def copy_with_hints(w: FunctionWriter, op: Op, to: str, origin: str, wanted: str) -> None:

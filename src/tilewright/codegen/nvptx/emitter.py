@@ -30,7 +30,7 @@ from tilewright.codegen.nvptx import (
 from tilewright.codegen.nvptx import (
     simt as nvptx_simt,
 )
-from tilewright.codegen.nvptx.masked import masked_load
+from tilewright.codegen.nvptx.masked import masked_load, masked_store
 from tilewright.codegen.nvptx.ordinary import ordinary
 from tilewright.codegen.nvptx.watchdog import Watchdog
 from tilewright.ir.needs import alignment, cluster_of, element_count, feature_of, shared_places
@@ -212,6 +212,8 @@ class _NvptxDialect:
         simt = nvptx_simt.HANDLERS.get(op.opcode)
         if simt is not None:
             return simt(w, op, operands, self.target)
+        if op.opcode == "store" and op.attrs.get("masked"):
+            return masked_store(w, op, operands)
         if op.opcode == "store":
             return nvptx_cache.store(w, op, operands, self.target)
         if op.opcode == "load" and op.attrs.get("masked"):

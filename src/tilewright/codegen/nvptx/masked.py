@@ -1,7 +1,7 @@
-"""Loads under a condition -> LLVM text for NVIDIA GPUs: one predicated instruction, no branch.
+"""Loads and stores under a condition -> LLVM text for NVIDIA GPUs: one predicated instruction, no branch.
 
-In: a thread-stage `load` with a mask, the names of its operands and the writer of the function. Out: the name of the value, 0 where
-the condition does not hold. LLVM would make a branch of it, and nothing could then be moved past the load.
+In: a thread-stage `load` or `store` with a mask, the names of its operands and the writer of the function. Out: of a load the name of the value, 0 where
+the condition does not hold. LLVM would make a branch of it: nothing could then be moved past a load, and each store would compute its address anew.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug
-from tilewright.codegen.llvm.emitter import FunctionWriter, memory_type
+from tilewright.codegen.llvm.emitter import FunctionWriter, llvm_type, memory_type
 from tilewright.ir.nodes import Op
-from tilewright.ir.types import Tensor, Vec
+from tilewright.ir.types import Tensor, Type, Vec
 
 _SINGLE = {1: ("u8", "h", 16), 2: ("b16", "h", 16), 4: ("b32", "r", 32), 8: ("b64", "l", 64)}
 """For that many bytes: the type, the constraint and the bits of the register they are loaded into."""
@@ -71,6 +71,46 @@ def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: b
     )
     parts = [found] if words == 1 else [w.let(f"extractvalue {result} {found}, {k}") for k in range(words)]
     return value_of(w, parts, op, width, per_word, bits)
+
+
+def masked_store(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    memory, type_ = op.operands[0].type, op.operands[-2].type
+    assert isinstance(memory, Tensor)
+    where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
+    per_word, words, kind, letter, bits = registers(memory.dtype, width_of(type_))
+    names = [f"${2 + k}" for k in range(words)]
+    text = " ".join(
+        f"@$1 st.{memory.space}{shape}.{kind} [$0{offset}], {register_list(names[first : first + count])};"
+        for first, count, offset, shape in pieces(words, memory.dtype, per_word)
+    )
+    given = [f"ptr addrspace({_SPACES[memory.space]}) {where}", f"i1 {operands[-1]}"]
+    given += [f"i{bits} {word}" for word in words_of(w, memory, type_, operands[-2])]
+    constraints = ",".join(["l", "b", *[letter] * words, "~{memory}"])
+    w.line(f'call void asm sideeffect "{text}", "{constraints}"({", ".join(given)})')
+    return []
+
+
+def width_of(type_: Type) -> int:
+    return type_.width if isinstance(type_, Vec) else 1
+
+
+def words_of(w: FunctionWriter, memory: Tensor, type_: Type, value: str) -> list[str]:
+    """A value as the registers that a store takes."""
+    element, width = memory_type(memory.dtype), width_of(type_)
+    per_word, words, _, _, bits = registers(memory.dtype, width)
+    if memory.dtype.is_bool:
+        value = w.let(f"zext {llvm_type(type_)} {value} to {memory_type(memory.dtype, width)}")
+    size = memory.dtype.itemsize * 8 * per_word
+    if width == 1:
+        singles = [value if element == f"i{size}" else w.let(f"bitcast {element} {value} to i{size}")]
+    else:
+        whole = memory_type(memory.dtype, width)
+        packed = value if whole == f"<{words} x i{size}>" else w.let(f"bitcast {whole} {value} to <{words} x i{size}>")
+        if words == 1:
+            singles = [w.let(f"bitcast {whole} {value} to i{size}")]
+        else:
+            singles = [w.let(f"extractelement <{words} x i{size}> {packed}, i64 {k}") for k in range(words)]
+    return singles if size == bits else [w.let(f"zext i{size} {one} to i{bits}") for one in singles]
 
 
 def value_of(w: FunctionWriter, parts: list[str], op: Op, width: int, per_word: int, bits: int) -> str:

@@ -222,6 +222,8 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         vector = 1  # its own lanes take neighbours, a thread each
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
+    if kernel.attrs.get("placed"):
+        return _placing(kernel, nest, vector, target, tuple(hint(extent, hints) * 3 // 4 for extent in nest.extents))  # a hint is a power of two, and no less
     if not nest.reductions and not nest.sweeps:
         scan = scanned_by_blocks(kernel, target, hints)
         if scan is not None:
@@ -256,6 +258,41 @@ def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool
     """Whether all of a map is read and written in whole vectors of memory."""
     axis = vector_index(nest)
     return target.has("vec4") and vector == _WHOLE and axis >= 0 and nest.extents[axis].divisible_by(vector, kernel.facts)
+
+
+def placing_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
+    """The schedule of a kernel that puts results in their places, for the very sizes of a call; None for other kernels."""
+    if not kernel.attrs.get("placed") or not target.simt:
+        return None
+    nest = nest_of(kernel)
+    if not product(nest.extents).names <= sizes.keys():
+        return None
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    return _placing(kernel, nest, vector, target, tuple(extent.evaluate(sizes) for extent in nest.extents))
+
+
+def _placing(kernel: Kernel, nest: Nest, vector: int, target: Target, extents: tuple[int, ...]) -> Schedule:
+    """Results that take values from scratch (`passes/windows/placing.py`): lanes along rows of results, in vectors where all rows begin at one, and a few rows in a thread. Where two
+    blocks share a row, both write a part of the sector between them; blocks wider than rows leave threads without results."""
+    costs, rank = target.costs.maps, len(nest.extents)
+    while vector > 1 and not nest.extents[-1].divisible_by(vector, kernel.facts):
+        vector //= 2
+    stores = sum(1 for op in walk(kernel.body) if op.opcode == "store")
+    each = power_of_two(max(1, costs.placed // (max(1, stores) * vector)) + 1) // 2
+    points, lanes = each * costs.placing_threads * vector, target.warp_size * vector
+    width, rows = max(1, extents[-1]), max(1, extents[-2]) if rank > 1 else 1
+
+    def time(columns: int) -> float:
+        down, across = max(1, points // columns), -(-width // columns)
+        idle = columns * across / width * (down * -(-rows // down) / rows) - 1
+        return (1 + costs.border * across / (width * nest.narrowest)) * (1 + costs.idle * idle)
+
+    tiles = [1] * rank
+    widest = min(points, costs.placed_columns * costs.placing_threads * vector)
+    tiles[-1] = min((lanes << power for power in range(widest.bit_length()) if lanes << power <= widest), key=time)
+    if rank > 1:
+        tiles[-2] = max(1, points // tiles[-1])
+    return Schedule(tuple(tiles), 1, vector, vector_index=rank - 1, threads=costs.placing_threads)
 
 
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target, vectors: int) -> Schedule:

@@ -12,7 +12,7 @@ from tilewright.base.errors import UserError
 from tilewright.base.target import Target
 from tilewright.ir.nodes import is_watched
 from tilewright.ir.program import Program
-from tilewright.passes.choose.loops import choose, range_schedule, row_schedule
+from tilewright.passes.choose.loops import choose, placing_schedule, range_schedule, row_schedule
 from tilewright.passes.choose.packed_rows import packed_rows
 from tilewright.passes.choose.windows import window_schedule
 from tilewright.passes.choose.wishes import followed, wishes_for_loops, with_wishes
@@ -63,7 +63,7 @@ def plan_contractions(
         elif not candidates:
             own = metadata.of(call.kernel.name) if metadata is not None else None
             rows = None if wishes_for_loops(own) else row_schedule(call.kernel, target, sizes) or range_schedule(call.kernel, target, sizes)
-            plans.append(rows)
+            plans.append(rows or placing_schedule(call.kernel, target, sizes))
         elif forced_schedule and isinstance(candidates[0], AttentionSchedule):
             plans.append(forced_attention(forced_schedule, candidates, call.kernel, target))
         elif forced_schedule:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 
 from tilewright.analysis.affine import analyse, floored
 from tilewright.base.errors import CompilerBug
@@ -29,14 +30,14 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor, tensor
-from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.common.simplify import simplify
+from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.schedules.matrix import GpuProduct
 from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.windows.placing import PlacedAxis, place_values
 
 KEPT_BYTES = 24 << 20
 """Bytes of results that stay in the L2 cache until all phases have written theirs."""
-GATHERED_ROWS, GATHERED_LANES, GATHER_THREADS = 16, 32, 128
-"""Rows and places along the last axis that a block gathers, and its threads."""
 WRITES = ("store", "atomic", "accumulate")
 
 
@@ -74,6 +75,11 @@ class PhaseGroup:
     @property
     def periods(self) -> tuple[int, ...]:
         return self.phases[0].periods
+
+    @property
+    def planes(self) -> int:
+        """The first axes, along which phases do not differ."""
+        return next(axis for axis, period in enumerate(self.periods) if period > 1)
 
     def rests(self, axis: int) -> list[int]:
         """The rests that phases with terms leave along an axis."""
@@ -129,7 +135,7 @@ def _group(program: Program, first: int, last: int, name: str) -> PhaseGroup | N
     group = PhaseGroup(first, program.calls[first:last], tuple(whole), empty)
     several = prod(len(group.rests(axis)) for axis in range(len(group.periods)))
     alone = {p.rests for p in whole}
-    if len(whole) < 2 or len(alone) != several or len(whole) != several or any(call.loops or call.varies for call in group.calls):
+    if len(alone) != several or len(whole) != several or any(call.loops or call.varies for call in group.calls):
         return None
     return group if empty is not None or several == prod(group.periods) else None
 
@@ -224,7 +230,7 @@ def gather_phases(program: Program, plans: Plans) -> tuple[Program, Plans]:
             calls.append(_to_scratch(program.calls[own], group, phase, kept))
             schedules.append(plans[own])
         calls.append(_gathering(group, kept))
-        schedules.append(_schedule(len(group.periods)))
+        schedules.append(None)
         number += len(group.calls)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
@@ -233,7 +239,8 @@ def _scratch(group: PhaseGroup, number: int) -> Value:
     """An array for the results of all phases, each from 0 on along every axis."""
     extents = [extent if period == 1 else ceildiv(extent, Size.of(period)) for extent, period in zip(group.memory.shape, group.periods, strict=True)]
     name = str(group.calls[-1].kernel.attrs["phase_of"])
-    return Value(tensor(group.memory.dtype, len(group.phases), *extents, align=16), f"{name}.phases{number}")
+    planes = group.planes
+    return Value(tensor(group.memory.dtype, *extents[:planes], len(group.phases), *extents[planes:], align=16), f"{name}.phases{number}")
 
 
 def _to_scratch(call: KernelCall, group: PhaseGroup, phase: _Phase, kept: Value) -> KernelCall:
@@ -245,7 +252,7 @@ def _to_scratch(call: KernelCall, group: PhaseGroup, phase: _Phase, kept: Value)
         if op is phase.store:
             b = Builder(op.span)
             slot = b.index(group.slot(phase))
-            ops += [*b.ops, op.with_operands(kept, slot, *phase.indices, *op.operands[1 + len(phase.indices) :])]
+            ops += [*b.ops, op.with_operands(kept, *phase.indices[: group.planes], slot, *phase.indices[group.planes :], *op.operands[1 + len(phase.indices) :])]
         else:
             ops.append(op)
     changed = replace(nest, regions=(replace(nest.regions[0], ops=tuple(ops)),))
@@ -255,67 +262,36 @@ def _to_scratch(call: KernelCall, group: PhaseGroup, phase: _Phase, kept: Value)
     return replace(call, kernel=replace(kernel, body=body, params=params), args=tuple(names[p] for p in params))
 
 
-def _schedule(rank: int) -> Schedule:
-    """Neighbouring threads have neighbouring places, whose results they store side by side."""
-    tiles = (*(1 for _ in range(rank - 2)), GATHERED_ROWS, GATHERED_LANES)
-    return Schedule(tiles, 1, 1, vector_index=rank - 1, threads=GATHER_THREADS)
-
-
 def _gathering(group: PhaseGroup, kept: Value) -> KernelCall:
-    """The kernel that takes results from scratch. A point has the results of one place of all phases along the last axis, side by side, so that nothing is divided there."""
+    """The kernel that takes results from scratch."""
     last = group.calls[-1]
-    memory, dtype = Value(group.memory, group.phases[-1].store.operands[0].name), group.memory.dtype
-    *outer, period = group.periods
-    width, own = group.memory.shape[-1], group.rests(len(outer))
+    memory = Value(group.memory, group.phases[-1].store.operands[0].name)
+    assert isinstance(kept.type, Tensor)
+    shape, planes = kept.type.shape, group.planes
+    flat = Value(tensor(kept.type.dtype, *shape[:planes], product(shape[planes:]), align=16), kept.name)
     b = Builder(last.kernel.span)
 
-    def body(inner: Builder, *indices: Value) -> list[Value]:
-        slot, there = inner.index(0), None
-        places: list[Value] = []
-        for axis, (index, steps) in enumerate(zip(indices, outer, strict=False)):
-            if steps == 1:
-                places.append(index)
-                continue
-            places.append(inner.op("floordiv", index, inner.index(steps)))
-            rests, rest = group.rests(axis), inner.op("mod", index, inner.index(steps))
-            if len(rests) < steps:
-                tests = [inner.op("eq", rest, inner.index(other)) for other in rests]
-                found = tests[0]
-                for test in tests[1:]:
-                    found = inner.op("or", found, test)
-                there = found if there is None else inner.logical_and(there, found)
-                # Phases without terms have no room in scratch.
-                filled = inner.index(0)
-                for position, other in enumerate(rests[1:], 1):
-                    filled = inner.op("select", inner.op("ge", rest, inner.index(other)), inner.index(position), filled)
-                rest = filled
-            slot = inner.add(inner.mul(slot, inner.index(len(rests))), rest)
-        first = inner.mul(slot, inner.index(len(own)))
-        begin = inner.mul(indices[-1], inner.index(period))
-        for number in range(period):
-            place = inner.add(begin, inner.index(number))
-
-            def store(deep: Builder, number: int = number, place: Value = place) -> list[Value]:
-                def taken(deepest: Builder) -> list[Value]:
-                    return [deepest.op("load", kept, deepest.add(first, deepest.index(own.index(number))), *places, indices[-1])]
-
-                if number not in own:
-                    value = deep.const(group.empty or 0.0, dtype)
-                elif there is None:
-                    (value,) = taken(deep)
-                else:
-                    (value,) = deep.if_(there, taken, lambda deepest: [deepest.const(group.empty or 0.0, dtype)])
-                deep.multi("store", memory, *indices[:-1], place, value)
-                return []
-
-            if number:
-                inner.if_(inner.op("lt", place, inner.index(width)), store, lambda deep: [])
-            else:
-                store(inner)
-        return []
+    def finish(at: Builder, indices: list[Value], value: Value) -> None:
+        at.multi("store", memory, *indices, value)
 
     with b.at(group.phases[-1].store.span):
-        b.parallel([b.index(extent) for extent in (*group.memory.shape[:-1], ceildiv(width, Size.of(period)))], body)
+        place_values(b, _axes(group, kept.type), flat, group.empty or 0.0, finish)
     name = f"{last.kernel.attrs['phase_of']}.gather"
-    kernel = Kernel(name, Stage.LOOP, (memory, kept), Block((), tuple(b.ops)), facts=last.kernel.facts, span=last.kernel.span)
-    return KernelCall(kernel, (_written(last), kept.name))
+    attrs = MappingProxyType({"placed": True})
+    kernel = Kernel(name, Stage.LOOP, (memory, flat), Block((), tuple(b.ops)), attrs=attrs, facts=last.kernel.facts, span=last.kernel.span)
+    return KernelCall(collapse(simplify(kernel)), (_written(last), kept.name))
+
+
+def _axes(group: PhaseGroup, scratch: Tensor) -> list[PlacedAxis]:
+    """How each index of the results says where its value lies in scratch. Phases without terms have no room there."""
+    found: list[PlacedAxis] = []
+    phases = 1
+    for axis, period in reversed(list(enumerate(group.periods))):
+        extent, stride, rests = group.memory.shape[axis], scratch.strides[axis + (axis >= group.planes)], group.rests(axis)
+        if period == 1:
+            found.append(PlacedAxis(extent, stride))
+            continue
+        slots = {rest: (scratch.strides[group.planes] * (number * phases), 0) for number, rest in enumerate(rests)}
+        found.append(PlacedAxis(extent, stride, period, slots=tuple(slots.get(rest) for rest in range(period))))
+        phases *= len(rests)
+    return found[::-1]

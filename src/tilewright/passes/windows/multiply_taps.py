@@ -49,7 +49,7 @@ def multiply_taps(program: Program, target: Target | None, sizes: Mapping[str, i
     calls: list[KernelCall] = []
     scratch, loops = list(program.scratch), list(program.loops)
     for call in program.calls:
-        found = None if call.varies or call.loops or is_watched(call.kernel) else _find(call.kernel)
+        found = None if call.varies or call.loops or is_watched(call.kernel) else find_taps(call.kernel)
         if found is None or not found.pays(sizes):
             calls.append(call)
             continue
@@ -70,7 +70,7 @@ def multiply_taps(program: Program, target: Target | None, sizes: Mapping[str, i
 
 
 @record
-class _Axis:
+class Axis:
     """An axis of the image that taps walk along: `steps * place = result + shift - reach * tap`."""
 
     extent: Size
@@ -122,7 +122,7 @@ class _Axis:
 
 
 @record
-class _Taps:
+class Taps:
     """A transposed convolution: its sum, the load of the image, and the axes that taps walk along, the last ones of the image."""
 
     kernel: Kernel
@@ -130,7 +130,7 @@ class _Taps:
     flat: FlatSum
     reduction: Op
     load: Op
-    axes: tuple[_Axis, ...]
+    axes: tuple[Axis, ...]
     channels: tuple[int, ...]
     """Indices of the sum that are no taps."""
     batch: int | None = None
@@ -155,7 +155,7 @@ class _Taps:
         return type_
 
     @property
-    def last(self) -> _Axis:
+    def last(self) -> Axis:
         return self.axes[-1]
 
     @property
@@ -281,7 +281,7 @@ class _Taps:
             mapping.update(zip((terms[axis.tap] for axis in self.axes), own[len(self.others) :], strict=True))
             # What speaks of places is not needed any more.
             mapping.update({args[axis.result]: place for axis in self.axes})
-            clone_ops(at, [op for op in self.nest.regions[0].ops if op in self._before()], mapping)
+            clone_ops(at, [op for op in self.nest.regions[0].ops if op in self.before_sum()], mapping)
 
             def term(inner: Builder, *channels: Value) -> list[Value]:
                 mapping.update(zip((terms[n] for n in self.channels), channels, strict=True))
@@ -305,7 +305,7 @@ class _Taps:
             b.parallel([*extents, *(b.index(axis.taps) for axis in self.axes), b.index(self.places)], body)
         return self._kernel("multiply", b, copy, products)
 
-    def _before(self) -> list[Op]:
+    def before_sum(self) -> list[Op]:
         """Ops of the nest that the sum needs."""
         ops = self.nest.regions[0].ops
         return [op for op in ops[: ops.index(self.reduction)] if op.opcode != "store" and not op.regions]
@@ -430,7 +430,8 @@ def _known(size: Size, sizes: Mapping[str, int]) -> int:
 # -- what is recognised -------------------------------------------------------------------------------------------------------------------
 
 
-def _find(kernel: Kernel) -> _Taps | None:
+def find_taps(kernel: Kernel, most_steps: int = MOST_STEPS) -> Taps | None:
+    """The transposed convolution that a kernel is, with at most so many steps along rows; None for other kernels."""
     nests = [op for op in kernel.body.ops if op.opcode == "parallel"]
     if len(nests) != 1 or not nests[0].operands:
         return None
@@ -451,18 +452,18 @@ def _find(kernel: Kernel) -> _Taps | None:
     if len(loads) != 2 or any(op.operands[0] in written for op in walk(kernel.body) if op.opcode == "load"):
         return None
     for load, other in (loads, loads[::-1]):
-        found = _taps(kernel, nest, flat, sums[0], load, made, forms)
+        found = _taps(kernel, nest, flat, sums[0], load, made, forms, most_steps)
         if found is not None and _is_guarded_so(found, tests, forms) and _is_apart(found, other, made):
             return replace(found, batch=0) if _has_images(found, other, made) else found
     return None
 
 
-def _taps(kernel: Kernel, nest: Op, flat: FlatSum, reduction: Op, load: Op, made: Made, forms: Forms) -> _Taps | None:
+def _taps(kernel: Kernel, nest: Op, flat: FlatSum, reduction: Op, load: Op, made: Made, forms: Forms, most_steps: int) -> Taps | None:
     """The axes of an image: those at its end whose places are made of a result's and a tap's."""
     memory, args = load.operands[0].type, nest.regions[0].args
     if not isinstance(memory, Tensor) or load.attrs.get("masked") or "watch" in load.attrs:
         return None
-    axes: list[_Axis] = []
+    axes: list[Axis] = []
     for value, extent in zip(reversed(load.operands[1 : 1 + memory.rank]), reversed(memory.shape), strict=True):
         axis = _axis(value, extent, args, flat, made, forms)
         if axis is None:
@@ -471,14 +472,14 @@ def _taps(kernel: Kernel, nest: Op, flat: FlatSum, reduction: Op, load: Op, made
     if not axes or len({axis.result for axis in axes}) < len(axes) or len({axis.tap for axis in axes}) < len(axes):
         return None
     channels = tuple(n for n in range(len(flat.args)) if n not in {axis.tap for axis in axes})
-    found = _Taps(kernel, nest, flat, reduction, load, tuple(axes), channels)
+    found = Taps(kernel, nest, flat, reduction, load, tuple(axes), channels)
     last = found.last
     code = sum(len(last.offsets(rest)) for rest in range(last.steps))
     if (
         not channels
         or not found.others
         or last.result != len(args) - 1
-        or not 1 < last.steps <= MOST_STEPS
+        or not 1 < last.steps <= most_steps
         or not 0 < code <= MOST_TERMS
     ):
         return None
@@ -493,7 +494,7 @@ def _taps(kernel: Kernel, nest: Op, flat: FlatSum, reduction: Op, load: Op, made
     )
 
 
-def _axis(value: Value, extent: Size, args: Sequence[Value], flat: FlatSum, made: Made, forms: Forms) -> _Axis | None:
+def _axis(value: Value, extent: Size, args: Sequence[Value], flat: FlatSum, made: Made, forms: Forms) -> Axis | None:
     op, form, steps = made.get(value), forms.get(value), 1
     if op is not None and op.opcode == "floordiv" and form is not None and form.bare is value:
         divisor = divisor_of(op, forms)
@@ -510,19 +511,19 @@ def _axis(value: Value, extent: Size, args: Sequence[Value], flat: FlatSum, made
     count = None if walked is None or walked.factors else walked.constant.constant
     if count is None or count < 1:
         return None
-    return _Axis(extent, results[0][0], taps[0][0], count, steps, form.constant.constant, -taps[0][1])
+    return Axis(extent, results[0][0], taps[0][0], count, steps, form.constant.constant, -taps[0][1])
 
 
-def _place(found: _Taps, axis: _Axis) -> Affine:
+def _place(found: Taps, axis: Axis) -> Affine:
     """`steps * place`, as a form."""
     result, tap = found.nest.regions[0].args[axis.result], found.flat.args[axis.tap]
     return Affine(((result, Size.of(1)), (tap, Size.of(-axis.reach))), Size.of(axis.shift))
 
 
-def _is_guarded_so(found: _Taps, tests: Sequence[GuardTest], forms: Forms) -> bool:
+def _is_guarded_so(found: Taps, tests: Sequence[GuardTest], forms: Forms) -> bool:
     """Whether every test is a bound of a place, or whether it is one, and each place is tested to be one."""
     rank = found.image.rank
-    whole: set[_Axis] = set()
+    whole: set[Axis] = set()
     for test in tests:
         for axis, value in zip(found.axes, found.load.operands[1 + rank - len(found.axes) : 1 + rank], strict=True):
             if test.form is None:
@@ -548,7 +549,7 @@ def _equal(form: Affine, other: Affine) -> bool:
     return not rest.factors and rest.constant == ZERO
 
 
-def _is_apart(found: _Taps, other: Op, made: Made) -> bool:
+def _is_apart(found: Taps, other: Op, made: Made) -> bool:
     """Whether the other factor does not depend on places."""
     places = {found.nest.regions[0].args[axis.result] for axis in found.axes}
     return (
@@ -558,7 +559,7 @@ def _is_apart(found: _Taps, other: Op, made: Made) -> bool:
     )
 
 
-def _has_images(found: _Taps, other: Op, made: Made) -> bool:
+def _has_images(found: Taps, other: Op, made: Made) -> bool:
     """Whether the first index of the nest counts images: it is one axis of the image, and nothing else is made of it."""
     first = found.nest.regions[0].args[0]
     lead = found.load.operands[1 : 1 + found.image.rank - len(found.axes)]

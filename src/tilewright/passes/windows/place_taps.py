@@ -1,0 +1,167 @@
+"""Compute a transposed convolution whose taps never meet as one product, and put its results in their places. `Program -> Program`, for GPUs.
+
+In: a program whose sums have one condition each (`join_guards.py`), the target and the sizes of the call. Out: the same, where a sum over channels and taps that asks `p % s == 0`, with p the
+place of a result less that of a tap, is two kernels, if no result has terms of two taps (steps are as long as the window, or longer) and results are many.
+
+    parallel o { reduce c, r { p = o + 1 - r; if p % 3 == 0 and 0 <= p // 3 < n { x[c, p // 3] * w[c, r] } else { 0 } }; store y[o] }
+    -> parallel r, i { reduce c { x[c, i] * w[c, r] }; store products[r, i] }
+       parallel o { r = (o + 1) % 3; i = (o + 1) // 3; store y[o] = if r < 2 and i < n { products[r, i] } else { 0 } }
+
+The product reads each input once, where phases (`split_phases.py`) read it once each, and its columns are filters and taps together: wide tiles, also of few filters. The second
+kernel writes whole rows, with what is made of an empty sum between the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.base.record import record
+from tilewright.base.sizes import Size, product
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, is_watched, walk
+from tilewright.ir.program import KernelCall, Program, ProgramArray
+from tilewright.ir.rewrite import clone_ops, eliminate_dead, use_counts
+from tilewright.ir.types import Tensor, dtype_of, tensor
+from tilewright.passes.common.simplify import simplify
+from tilewright.passes.windows.multiply_taps import Taps, find_taps
+from tilewright.passes.windows.placing import PlacedAxis, place_values
+
+MOST_STEPS = 64
+"""From one tap to the next, along rows: what is done for a result does not depend on it."""
+
+
+SMALL = 1 << 20
+"""Bytes of results up to which phases are launched together in less time than two kernels one after the other; phases of two-byte factors are copied each before it."""
+
+
+def place_taps(program: Program, target: Target | None, sizes: Mapping[str, int]) -> Program:
+    """The program with such kernels cut."""
+    if target is None or not target.simt or target.has("serial"):
+        return program
+    calls: list[KernelCall] = []
+    scratch = list(program.scratch)
+    for call in program.calls:
+        taps = None if call.varies or call.loops or is_watched(call.kernel) else find_taps(call.kernel, MOST_STEPS)
+        if taps is None or any(axis.terms > 1 for axis in taps.axes) or _is_small(taps, sizes):
+            calls.append(call)
+            continue
+        placed = _Placed(replace(taps, batch=None))
+        products = placed.products(len(scratch))
+        assert isinstance(products.type, Tensor)
+        scratch.append(ProgramArray(products.name, products.type, "scratch"))
+        names = dict(zip(call.kernel.params, call.args, strict=True))
+        for kernel in (placed.multiplying(products), placed.placing(products)):
+            calls.append(KernelCall(kernel, tuple(names.get(p, products.name) for p in kernel.params)))
+    return replace(program, calls=tuple(calls), scratch=tuple(scratch))
+
+
+def _is_small(taps: Taps, sizes: Mapping[str, int]) -> bool:
+    bytes_ = product(taps.extent(n) for n in range(len(taps.nest.operands))) * taps.image.dtype.itemsize
+    return taps.image.dtype.itemsize >= 4 and bytes_.names <= sizes.keys() and bytes_.evaluate(sizes) < SMALL
+
+
+@record
+class _Placed:
+    """A transposed convolution of whose taps at most one counts for each result."""
+
+    taps: Taps
+
+    @property
+    def kept(self) -> Op:
+        """The op whose result is kept for every tap: the sum, or what rounds it where nothing else reads it."""
+        taps = self.taps
+        readers = [op for op in taps.nest.regions[0].ops if taps.reduction.result in op.operands]
+        alone = use_counts(taps.kernel.body)[taps.reduction.result] == 1
+        return readers[0] if alone and len(readers) == 1 and readers[0].opcode == "cast" else taps.reduction
+
+    def products(self, number: int) -> Value:
+        """For every filter and tap, an image."""
+        taps = self.taps
+        extents = (*(taps.extent(n) for n in taps.others), *(Size.of(axis.taps) for axis in taps.axes), *(axis.extent for axis in taps.axes))
+        return Value(tensor(dtype_of(self.kept.result.type), *extents, align=16), f"{taps.kernel.name}.products{number}")
+
+    def multiplying(self, products: Value) -> Kernel:
+        """The products of all taps with all of the image."""
+        taps, b = self.taps, Builder(self.taps.kernel.span)
+        args, terms, axes = taps.nest.regions[0].args, taps.flat.args, taps.axes
+        outer: dict[Value, Value] = {}
+        clone_ops(b, [op for op in taps.kernel.body.ops if op is not taps.nest], outer)
+
+        def body(at: Builder, *indices: Value) -> list[Value]:
+            others, own, places = indices[: len(taps.others)], indices[-2 * len(axes) : -len(axes)], indices[-len(axes) :]
+            mapping = dict(outer)
+            mapping.update(zip((args[n] for n in taps.others), others, strict=True))
+            mapping.update(zip((terms[axis.tap] for axis in axes), own, strict=True))
+            # What is made of results' places is not needed any more.
+            mapping.update(zip((args[axis.result] for axis in axes), places, strict=True))
+            clone_ops(at, taps.before_sum(), mapping)
+
+            def term(inner: Builder, *channels: Value) -> list[Value]:
+                mapping.update(zip((terms[n] for n in taps.channels), channels, strict=True))
+                for op in taps.flat.ops:
+                    if op is not taps.load:
+                        clone_ops(inner, [op], mapping)
+                        continue
+                    with inner.at(op.span):
+                        lead = [mapping.get(v, v) for v in op.operands[1 : 1 + taps.image.rank - len(axes)]]
+                        mapping[op.result] = inner.op("load", op.operands[0], *lead, *places)
+                return [mapping[taps.flat.term]]
+
+            (total,) = at.reduce("add", [mapping.get(taps.flat.extents[n], taps.flat.extents[n]) for n in taps.channels], term)
+            if self.kept is not taps.reduction:
+                mapping[taps.reduction.result] = total
+                clone_ops(at, [self.kept], mapping)
+                total = mapping[self.kept.result]
+            at.multi("store", products, *indices, total)
+            return []
+
+        extents = [outer.get(taps.nest.operands[n], taps.nest.operands[n]) for n in taps.others]
+        with b.at(taps.reduction.span):
+            b.parallel([*extents, *(b.index(axis.taps) for axis in axes), *(b.index(axis.extent) for axis in axes)], body)
+        return self._kernel("multiply", b, products, {})
+
+    def placing(self, products: Value) -> Kernel:
+        """Every result takes its product, or is made of an empty sum."""
+        taps, b = self.taps, Builder(self.taps.kernel.span)
+        args = taps.nest.regions[0].args
+        outer: dict[Value, Value] = {}
+        clone_ops(b, [op for op in taps.kernel.body.ops if op is not taps.nest], outer)
+        skipped = (taps.reduction, self.kept)
+        rest = [op for op in taps.nest.regions[0].ops if op not in skipped and op.opcode != "yield"]
+        assert isinstance(products.type, Tensor)
+        first = next(n for n in range(len(args)) if n not in taps.others)
+        shape = products.type.shape
+        flat = Value(tensor(products.type.dtype, *shape[:first], product(shape[first:]), align=16), products.name)
+
+        def finish(at: Builder, indices: list[Value], value: Value) -> None:
+            clone_ops(at, rest, {**outer, **dict(zip(args, indices, strict=True)), self.kept.result: value})
+
+        with b.at(taps.reduction.span):
+            place_values(b, self._axes(products.type), flat, 0.0, finish)
+        return self._kernel("place", b, flat, {"placed": True})
+
+    def _axes(self, products: Tensor) -> list[PlacedAxis]:
+        """How each index of the results says where its product lies."""
+        taps, found = self.taps, list[PlacedAxis]()
+        images = dict(zip(taps.others, products.strides, strict=False))
+        slots, places = products.strides[-2 * len(taps.axes) : -len(taps.axes)], products.strides[-len(taps.axes) :]
+        walked = {axis.result: (axis, slot, place) for axis, slot, place in zip(taps.axes, slots, places, strict=True)}
+        for position in range(len(taps.nest.operands)):
+            if position in images:
+                found.append(PlacedAxis(taps.extent(position), images[position]))
+                continue
+            axis, slot, place = walked[position]
+            rests = (axis.offsets(rest - axis.shift) for rest in range(axis.steps))
+            own = tuple((slot * taken[0][0], taken[0][1]) if taken else None for taken in rests)
+            found.append(PlacedAxis(taps.extent(position), place, axis.steps, axis.shift, own, axis.extent))
+        return found
+
+    def _kernel(self, name: str, b: Builder, products: Value, attrs: Mapping[str, bool]) -> Kernel:
+        whole, body = self.taps.kernel, Block((), tuple(b.ops))
+        used = {v for op in walk(body) for v in op.operands}
+        params = (*(p for p in whole.params if p in used), products)
+        found = Kernel(f"{whole.name}.{name}", Stage.LOOP, params, body, attrs=MappingProxyType(dict(attrs)), facts=whole.facts, span=whole.span)
+        return simplify(eliminate_dead(found))

@@ -259,6 +259,22 @@ class MapCosts:
     """Elements of a vector: more take too many registers."""
     window_lanes: int = 16
     """Threads along memory where neighbours across it share more."""
+    window_written: int = 1280
+    """Terms of all results of a thread that are written out, in windows of more than a few: longer code does not stay in the instruction cache."""
+    window_registers: int = 110
+    """Numbers that a thread holds at a time there."""
+    window_element: float = 4.0
+    """Instructions for an element that is loaded: where it lies, whether it lies inside, the load."""
+    window_weight: float = 1.5
+    """Instructions for a weight that all results of a thread share."""
+    window_apart: int = 4
+    """Results of a thread that share what they read, where it is decided whether windows are reduced axis by axis."""
+    window_stored: float = 18.0
+    """Instructions, or what takes as long, for a result of the first axis that is stored and read again."""
+    window_spread: int = 1
+    """Results of a thread that share nothing, where none share anything but along memory: more loads are on their way."""
+    window_busy: int = 512
+    """Threads for each multiprocessor, below which a thread has fewer results."""
 
 
 @record

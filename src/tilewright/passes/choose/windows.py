@@ -15,6 +15,7 @@ from tilewright.analysis import divisors
 from tilewright.analysis.affine import Affine, Forms, address, analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, nest_of
 from tilewright.base.cost_model import MapCosts
+from tilewright.base.record import record
 from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
@@ -150,10 +151,8 @@ class WindowWork:
         self.turns = [_iterations(forms.get(v)) for v in op.operands]
         self.slides = [Slide(op, index, forms) for index in own]
         """How the window slides along either."""
-        places = [[forms[v] for v in load.operands[1:] if v in forms] for load in walk(op.regions[0]) if load.opcode == "load"]
-        moving = [any(index in form.values for form in place for index in own if index is not None) for place in places]
-        self.images, self.weights = sum(moving), len(moving) - sum(moving)
-        """Loads whose place depends on the thread's results, and others, of which all of them share what is loaded."""
+        places = [{v for place in load.operands[1:] if place in forms for v in forms[place].values} for load in walk(op.regions[0]) if load.opcode == "load"]
+        self.loads = [WindowLoad({d for d, arg in enumerate(op.regions[0].args) if arg in used}, [index in used for index in own]) for used in places]
         last = self.slides[1].position
         self.order = [*(d for d in range(len(self.turns)) if d != last), *([last] if last >= 0 else [])]
         """The order of the sum's indices, as `order_sums` makes it."""
@@ -166,15 +165,39 @@ class WindowWork:
         """Those of a thread for all its results; infinitely many where they are too many to write out, or need too many registers."""
         inner = [d for n, d in enumerate(self.order) if prod(self.turns[i] for i in self.order[n:]) <= written]
         turns = [t if d in inner else 1 for d, t in enumerate(self.turns)]
-        terms, loops = prod(turns), prod(self.turns) // prod(turns)
-        across, down = (slide.elements(results, turns) for slide, results in zip(self.slides, (vector, rows), strict=True))
-        beside = prod(t for d, t in enumerate(turns) if d not in (self.slides[0].position, self.slides[1].position))
-        weights = turns[self.slides[1].position] if self.slides[1].position >= 0 else 1
-        held = vector * rows + self.images * vector * down + self.weights * weights
+        terms, last = prod(turns), self.slides[1].position
+        held = vector * rows
+        total = float(terms * vector * rows)
+        for load in self.loads:
+            across, down = load.moves
+            # At a time a thread needs what the last index of the sum reaches.
+            span = self.slides[1].elements(rows, turns) if down else turns[last] if last in load.uses else 1
+            held += (vector if across else 1) * span
+            elements = self._elements(load, (vector, rows), turns)
+            wide = vector if across and self.slides[0].position not in load.uses else 1
+            total += elements / wide * (costs.window_element if down else costs.window_weight)
         if terms * vector * rows > costs.window_written or held > costs.window_registers:
             return inf
-        elements = across * down * beside * self.images
-        return loops * (terms * vector * rows + elements * costs.window_element + terms * self.weights * costs.window_weight)
+        return total * (prod(self.turns) // terms)
+
+    def _elements(self, load: WindowLoad, results: tuple[int, int], turns: Sequence[int]) -> int:
+        """Elements that a load reads for that many results along either index."""
+        count, left = 1, set(load.uses)
+        for slide, number, moves in zip(self.slides, results, load.moves, strict=True):
+            if moves and slide.position in left:
+                left.discard(slide.position)
+                count *= slide.elements(number, turns)
+            elif moves:
+                count *= number
+        return count * prod(turns[d] for d in left)
+
+
+@record
+class WindowLoad:
+    """A load of a window's term: the sum's indices that its place depends on, and whether it depends on either index of the results."""
+
+    uses: set[int]
+    moves: list[bool]
 
 
 class Slide:

@@ -23,6 +23,7 @@ from math import prod
 from tilewright.analysis.affine import Forms, analyse
 from tilewright.analysis.loop_nest import Nest, nest_of
 from tilewright.base.cost_model import MapCosts
+from tilewright.base.dtypes import DType
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
@@ -247,13 +248,23 @@ class _Separation:
         before = [(v, e) for v, e in kept if self.region.args.index(v) < place]
         behind = [(v, e) for v, e in kept if self.region.args.index(v) > place]
         extents = [*(e for _, e in before), *(memory.shape[a] for a in axes), *(e for _, e in behind)]
-        array = Value(tensor(dtype_of(self.window.op.results[0].type), *extents, align=16), f"{self.kernel.name}.rows{self.number}")
+        array = Value(tensor(self.stored(), *extents, align=16), f"{self.kernel.name}.rows{self.number}")
         first = self.first(load, before, axes, behind, extents, array)
         second = self.second(before, axes, behind, array)
         names = dict(zip(self.kernel.params, self.call.args, strict=True)) | {array: array.name}
         assert isinstance(array.type, Tensor)
         one, two = (KernelCall(k, tuple(names[p] for p in k.params), self.call.loops) for k in (first, second))
         return one, two, ProgramArray(array.name, array.type, "scratch")
+
+    def stored(self) -> DType:
+        """The dtype of what is reduced along one axis: the largest of some numbers is one of them."""
+        own, term = dtype_of(self.window.op.results[0].type), self.window.value
+        made = {result: op for op in self.window.ops for result in op.results}
+        cast = made.get(term)
+        if self.window.op.attrs["kind"] not in ("max", "min") or cast is None or cast.opcode != "cast" or self.window.load is not made.get(cast.operands[0]):
+            return own
+        read = dtype_of(cast.operands[0].type)
+        return read if read.is_float and own.is_float and read.itemsize < own.itemsize else own
 
     def finished(self, name: str, b: Builder, array: Value) -> Kernel:
         made = Kernel(name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts, attrs=self.kernel.attrs, span=self.kernel.span)
@@ -296,7 +307,7 @@ class _Separation:
 
             extent = self.parts(window.op.operands)[1]
             results = inner.reduce(kind, [outside.get(extent, extent)], term, [self.last.name])
-            inner.multi("store", array, *indices, *results)
+            inner.multi("store", array, *indices, *(inner.cast(r, dtype_of(array.type)) for r in results))
             return []
 
         names = [*(v.name for v, _ in before), *(f"row{a}" for a in axes), *(v.name for v, _ in behind)]
@@ -318,7 +329,7 @@ class _Separation:
                     return [deep.const(1, dtype)]
                 clone_ops(deep, self.needed(list(self.rows.values()), set()), deepest)
                 where = [*(deepest[v] for v, _ in before), *(deepest.get(self.rows[a], self.rows[a]) for a in axes), *(deepest[v] for v, _ in behind)]
-                return [deep.op("load", array, *where)]
+                return [deep.cast(deep.op("load", array, *where), dtype)]
 
             def term(deep: Builder, *given: Value) -> Sequence[Value]:
                 deepest = {**local, **dict(zip(indices, given, strict=True))}

@@ -1047,9 +1047,11 @@ class LoopLowering:
     ) -> Sequence[Value]:  # fmt: skip
         """A sum over a window. Terms outside are zeros that need no choice; where one is multiplied with what is no finite number, the sum is no number, and is
         added up again by the threads of its warp, which then choose."""
-        from tilewright.passes.to_tile.window_terms import Zeros, zero_outside
+        from tilewright.passes.to_tile.window_terms import Zeros, asks_along, zero_outside
 
         branch, zeros = zero_outside(op, self.unguarded)
+        if zeros is Zeros.IF_FINITE and not self.schedule.masked and not asks_along(self.kernel, branch, self.region.args[self.schedule.vector_index]):
+            branch, zeros = None, Zeros.NEVER  # `window_sums` chooses weights, which several results share
         if branch is not None:
             self.unchosen.add(id(branch))
         sums = self._reduce_dimension(b, op, kind, extents, 0, dict(env), masks, start, False)

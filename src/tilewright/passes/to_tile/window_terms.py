@@ -76,6 +76,20 @@ def sliding_along(op: Op, own: Value, forms: Forms) -> int:
     return -1
 
 
+def asks_along(kernel: Kernel, branch: Op | None, index: Value) -> bool:
+    """Whether the condition of a branch depends on an index."""
+    made = {result: op for op in walk(kernel.body) for result in op.results}
+    pending, seen = list(branch.operands[:1]) if branch is not None else [], set[Value]()
+    while pending:
+        value = pending.pop()
+        if value is index:
+            return True
+        if value not in seen:
+            seen.add(value)
+            pending += made[value].operands if value in made else ()
+    return False
+
+
 def zero_outside(op: Op, unmasked: set[int]) -> tuple[Op | None, Zeros]:
     """The branch of a sum whose terms are zeros where its condition does not hold, and when they are. `unmasked`: loads that are not under the condition."""
     region = op.regions[0]

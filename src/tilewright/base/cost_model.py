@@ -273,6 +273,10 @@ class MapCosts:
     """Instructions, or what takes as long, for a result of the first axis that is stored and read again."""
     window_spread: int = 1
     """Results of a thread that share nothing, where none share anything but along memory: more loads are on their way."""
+    window_segment: float = 4.0
+    """Threads side by side along memory for which loads of short stretches take twice as long."""
+    window_turn: int = 10
+    """Instructions for a turn of a loop over terms that are not written out."""
     window_busy: int = 512
     """Threads for each multiprocessor, below which a thread has fewer results."""
 

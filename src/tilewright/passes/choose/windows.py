@@ -33,8 +33,6 @@ LONGEST_SIZE = 32
 """The same of a window whose size is an extent of an array: code is made for each."""
 LARGEST = 1024
 """Terms of a window."""
-FEWEST_LANES, IDLE = 8, 1.15
-"""Threads along memory are fewer, but not less than this, where so much more would be computed for nothing."""
 ALONG = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Results that a thread may have along the index it walks itself."""
 
@@ -72,8 +70,8 @@ def window_schedule(kernel: Kernel, target: Target, hints: Mapping[str, int]) ->
     beside = costs.window_lanes if any(p in slides for p in others) else target.warp_size
     threads = left = costs.window_threads
     lanes = min(beside, max(1, extents[axis] // vector))
-    while lanes > FEWEST_LANES and _idle(sizes[axis], lanes * vector) > IDLE * _idle(sizes[axis], lanes * vector // 2):
-        lanes //= 2
+    if terms > costs.window_few_terms:
+        lanes = min(_powers(lanes)[-3:], key=lambda n: _idle(sizes[axis], n * vector) * (1 + costs.window_segment / n))
     tiles[axis] = lanes * vector
     left //= lanes
     for p in others:
@@ -106,8 +104,8 @@ def window_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> 
 
 
 def _idle(size: int, tile: int) -> float:
-    """How much more than there is is computed by whole tiles."""
-    return -(-size // tile) * tile / max(size, 1)
+    """How much more is computed by whole tiles than there is, on average of sizes between a half and all of this one: calls of similar sizes share code."""
+    return 1 + (tile - 1) / (1.5 * size)
 
 
 def _shared_along(kernel: Kernel, nest: Nest, axis: int, extents: Sequence[int]) -> int:
@@ -129,7 +127,7 @@ def _large_window(
         length = sizes[along] if along >= 0 else 1
         if rows > length:
             continue
-        idle = -(-length // rows) * rows / length
+        idle = _idle(length, rows)
         busy = min(1.0, prod(sizes) / (vector * rows * target.multiprocessors * costs.window_busy))
         for written in sorted({n for w in windows for n in w.written()}):
             work = sum(w.instructions(vector, rows, written, costs) for w in windows) / (vector * rows) * idle / busy
@@ -178,7 +176,8 @@ class WindowWork:
             total += elements / wide * (costs.window_element if down else costs.window_weight)
         if terms * vector * rows > costs.window_written or held > costs.window_registers:
             return inf
-        return total * (prod(self.turns) // terms)
+        loops = prod(self.turns) // terms
+        return total * loops + (costs.window_turn * loops if loops > 1 else 0)
 
     def _elements(self, load: WindowLoad, results: tuple[int, int], turns: Sequence[int]) -> int:
         """Elements that a load reads for that many results along either index."""

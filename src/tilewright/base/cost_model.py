@@ -259,7 +259,7 @@ class MapCosts:
     """Elements of a vector: more take too many registers."""
     window_lanes: int = 16
     """Threads along memory where neighbours across it share more."""
-    window_written: int = 1280
+    window_written: int = 768
     """Terms of all results of a thread that are written out, in windows of more than a few: longer code does not stay in the instruction cache."""
     window_registers: int = 110
     """Numbers that a thread holds at a time there."""

@@ -16,7 +16,7 @@ from tilewright.analysis.affine import Affine, Forms, address, analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, nest_of
 from tilewright.base.cost_model import MapCosts
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE
+from tilewright.base.sizes import ONE, ZERO
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
 from tilewright.passes.choose.loops import hint, power_of_two
@@ -113,7 +113,7 @@ def _shared_along(kernel: Kernel, nest: Nest, axis: int, extents: Sequence[int])
     forms = analyse(kernel)
     loads = [address(op, forms) for op in walk(kernel.body) if op.opcode == "load"]
     indices = nest.parallel.regions[0].args
-    return next((p for p in reversed(range(len(indices))) if p != axis and extents[p] > 1 and any(not load.factor(indices[p]) for load in loads)), -1)
+    return next((p for p in reversed(range(len(indices))) if p != axis and extents[p] > 1 and any(load.factor(indices[p]) == ZERO for load in loads)), -1)
 
 
 def _large_window(

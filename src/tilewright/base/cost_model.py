@@ -254,13 +254,15 @@ class MapCosts:
     """Results of a thread: a vector, and as many as it takes along the index it walks itself, but no more than `window_along` there."""
     window_along: int = 8
     window_few_terms: int = 25
-    """Where a result has more terms, a thread has fewer results: weights take registers too."""
+    """Where a result has more terms, its thread has as many results, and writes out as many terms, as take the least instructions."""
     window_widest: int = 4
     """Elements of a vector: more take too many registers."""
     window_lanes: int = 16
     """Threads along memory where neighbours across it share more."""
-    window_written: int = 768
-    """Terms of all results of a thread that are written out, in windows of more than a few: longer code does not stay in the instruction cache."""
+    window_written: int = 2048
+    """Instructions of a thread that are written out at most, in windows of more than a few terms."""
+    window_fetched: float = 1e-4
+    """By how much more each takes longer for every instruction that is: long code does not stay in the instruction cache."""
     window_registers: int = 110
     """Numbers that a thread holds at a time there."""
     window_element: float = 4.0
@@ -271,8 +273,8 @@ class MapCosts:
     """Results of a thread that share what they read, where it is decided whether windows are reduced axis by axis."""
     window_stored: float = 18.0
     """Instructions, or what takes as long, for a result of the first axis that is stored and read again."""
-    window_spread: int = 1
-    """Results of a thread that share nothing, where none share anything but along memory: more loads are on their way."""
+    window_spread: int = 4
+    """Results of a thread where windows slide along memory only, as rows of a window do that are reduced first."""
     window_segment: float = 4.0
     """Threads side by side along memory for which loads of short stretches take twice as long."""
     window_turn: int = 10

@@ -52,24 +52,25 @@ def window_schedule(kernel: Kernel, target: Target, hints: Mapping[str, int]) ->
     extents = [power_of_two(size) for size in sizes]
     tiles = [1] * rank
     along = next((p for p in range(rank) if p in slides and p != axis and extents[p] > 1), -1)
-    written, masked = LARGEST, False
+    rows, written, masked = 1, LARGEST, False
     if terms > costs.window_few_terms:
-        along = along if along >= 0 else _shared_along(kernel, nest, axis, extents)
-        vector, rows, written = _large_window(kernel, nest, target, (axis, along), vector, sizes)
-        tiles[along] = rows
+        beside = [p for p in reversed(range(rank)) if p in slides and p != axis and extents[p] > 1] or [_shared_along(kernel, nest, axis, extents)]
+        _, along, vector, rows, written = min((_large_window(kernel, nest, target, (axis, p), vector, sizes) for p in beside), key=lambda found: found[0])
         masked = True
     elif along >= 0:
         # Windows further apart share less: a few of them are enough loads on their way.
-        tiles[along] = max(2, min(costs.window_results // vector, costs.window_along // _step(kernel, nest, along), extents[along] // 4))
-    elif nest.reductions and costs.window_spread > 1:
+        rows = max(2, min(costs.window_results // vector, costs.window_along // _step(kernel, nest, along), extents[along] // 4))
+    elif nest.reductions and prod(sizes) >= costs.window_spread * target.multiprocessors * costs.window_busy:
+        # Results that share nothing: more loads are on their way.
         along = next((p for p in reversed(range(rank)) if p != axis and extents[p] >= 2 * costs.window_spread), -1)
-        if along >= 0:
-            tiles[along] = costs.window_spread
-            masked = True
+        rows = max(1, costs.window_spread // vector)
+        masked = True
+    if along >= 0:
+        tiles[along] = rows
     others = sorted((p for p in range(rank) if p not in (axis, along)), key=lambda p: (p not in slides, -p))
-    beside = costs.window_lanes if any(p in slides for p in others) else target.warp_size
+    most = costs.window_lanes if any(p in slides for p in others) else target.warp_size
     threads = left = costs.window_threads
-    lanes = min(beside, max(1, extents[axis] // vector))
+    lanes = min(most, max(1, extents[axis] // vector))
     if terms > costs.window_few_terms:
         lanes = min(_powers(lanes)[-3:], key=lambda n: _idle(sizes[axis], n * vector) * (1 + costs.window_segment / n))
     tiles[axis] = lanes * vector
@@ -83,7 +84,7 @@ def window_schedule(kernel: Kernel, target: Target, hints: Mapping[str, int]) ->
     if threads // left < target.warp_size:
         tiles[axis] *= target.warp_size * left // threads  # a warp has no lanes to spare
         left = threads // target.warp_size
-    along = along if along >= 0 and tiles[along] > 1 else -1
+    along = along if rows > 1 else -1
     return Schedule(
         tuple(tiles), 1, vector, vector_index=axis, threads=threads // left, window=True, along=along, written=written, masked=masked and along >= 0
     )
@@ -118,11 +119,12 @@ def _shared_along(kernel: Kernel, nest: Nest, axis: int, extents: Sequence[int])
 
 def _large_window(
     kernel: Kernel, nest: Nest, target: Target, axes: tuple[int, int], widest: int, sizes: Sequence[int]
-) -> tuple[int, int, int]:  # fmt: skip
-    """Results of a thread along memory and along the index it walks itself, and how many terms are written out: the choice with the least work for a result."""
+) -> tuple[float, int, int, int, int]:  # fmt: skip
+    """The choice with the least work for a result: its instructions, the index that a thread walks itself, its results along memory and along that index, and how many
+    terms are written out."""
     costs, (_, along) = target.costs.maps, axes
     windows = [WindowWork(kernel, nest, op, axes) for op in nest.reductions]
-    best, chosen = inf, (1, 1, 1)
+    best, chosen = inf, (along, 1, 1, 1)
     for vector, rows in product(_powers(widest), ALONG if along >= 0 else (1,)):
         length = sizes[along] if along >= 0 else 1
         if rows > length:
@@ -132,8 +134,8 @@ def _large_window(
         for written in sorted({n for w in windows for n in w.written()}):
             work = sum(w.instructions(vector, rows, written, costs) for w in windows) / (vector * rows) * idle / busy
             if work < best:
-                best, chosen = work, (vector, rows, written)
-    return chosen
+                best, chosen = work, (along, vector, rows, written)
+    return (best, *chosen)
 
 
 def _powers(most: int) -> list[int]:
@@ -172,12 +174,16 @@ class WindowWork:
             span = self.slides[1].elements(rows, turns) if down else turns[last] if last in load.uses else 1
             held += (vector if across else 1) * span
             elements = self._elements(load, (vector, rows), turns)
-            wide = vector if across and self.slides[0].position not in load.uses else 1
+            # Elements side by side are loaded as vectors: those of several neighbouring windows are a few more than theirs.
+            slides, position = self.slides[0].position in load.uses, self.slides[0].position
+            length = self.slides[0].elements(vector, turns) if slides else vector
+            begins_anywhere = slides and turns[position] < self.turns[position]
+            wide = length / (length / vector + (length > vector)) if across and vector > 1 and not begins_anywhere else 1
             total += elements / wide * (costs.window_element if down else costs.window_weight)
-        if terms * vector * rows > costs.window_written or held > costs.window_registers:
+        if total > costs.window_written or held > costs.window_registers:
             return inf
         loops = prod(self.turns) // terms
-        return total * loops + (costs.window_turn * loops if loops > 1 else 0)
+        return total * (1 + costs.window_fetched * total) * loops + (costs.window_turn * loops if loops > 1 else 0)
 
     def _elements(self, load: WindowLoad, results: tuple[int, int], turns: Sequence[int]) -> int:
         """Elements that a load reads for that many results along either index."""

@@ -21,7 +21,7 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
 from tilewright.passes.choose.loops import hint, power_of_two
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.to_tile.window_terms import sliding_along
+from tilewright.passes.windows.window_terms import sliding_along
 
 STEPS = (1, 2, 4)
 """Elements between the windows of neighbouring results: what a vector of results reads is whole vectors then."""

@@ -74,7 +74,7 @@ class RowPart(Enum):
 def lower_loops(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
     """The tile-stage kernel."""
     if schedule.window:
-        from tilewright.passes.to_tile.window_terms import order_sums
+        from tilewright.passes.windows.window_terms import order_sums
 
         kernel = order_sums(kernel, schedule)
     return LoopLowering(kernel, schedule, target).run()
@@ -1047,7 +1047,7 @@ class LoopLowering:
     ) -> Sequence[Value]:  # fmt: skip
         """A sum over a window. Terms outside are zeros that need no choice; where one is multiplied with what is no finite number, the sum is no number, and is
         added up again by the threads of its warp, which then choose."""
-        from tilewright.passes.to_tile.window_terms import Zeros, asks_along, zero_outside
+        from tilewright.passes.windows.window_terms import Zeros, asks_along, zero_outside
 
         branch, zeros = zero_outside(op, self.unguarded)
         if zeros is Zeros.IF_FINITE and not self.schedule.masked and not asks_along(self.kernel, branch, self.region.args[self.schedule.vector_index]):

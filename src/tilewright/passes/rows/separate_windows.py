@@ -120,6 +120,8 @@ def _is_less_at_once(op: Op, load: Op, nest: Nest, forms: Forms, costs: MapCosts
     for position, arg in enumerate(args):
         for form in (forms[v] for v in load.operands[1:] if v in forms and arg in forms[v].values):
             steps[position] = max(1, *(form.factor(index).constant or 1 for index in indices if index in form.values), 1)
+    if any(step >= terms for step, terms in zip(steps, turns, strict=True)):
+        return False  # windows side by side share nothing, and are no windows of `lower_windows`
 
     def at_once(first: int, last: int) -> float:
         """A thread's results along the first of these indices share what they read."""

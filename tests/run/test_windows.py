@@ -4,6 +4,7 @@ the tile and the thread stage against float64, over odd sizes, and what their co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import tilewright as tw
 from tilewright.base.dtypes import bf16
 from tilewright.ir.emulator import run_program
-from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.nodes import Block, Kernel, Op, walk
 from tilewright.passes.pipeline import Stages
 from tilewright.passes.schedules.loops import Schedule
 
@@ -260,8 +261,15 @@ def thread_kernel(kernel: tw.Kernel[..., Any], *arguments: np.ndarray) -> Kernel
     return stages_of(kernel, *arguments).thread.calls[0].kernel
 
 
-def loads_of(kernel: Kernel, name: str) -> int:
-    return sum(op.opcode == "load" and op.operands[0].name == name for op in walk(kernel.body))
+def first_code(kernel: tw.Kernel[..., Any], *arguments: np.ndarray) -> list[Op]:
+    """The ops of a kernel but those in the branch for sums that are no number."""
+    ops = thread_kernel(kernel, *arguments).body.ops
+    (branch,) = (op for op in ops if op.opcode == "if" and any(inner.opcode == "for" for inner in walk(op.regions[0])))
+    return [inner for op in ops if op is not branch for inner in walk(Block((), (op,)))]
+
+
+def loads_of(code: Sequence[Op], name: str) -> int:
+    return sum(op.opcode == "load" and op.operands[0].name == name for op in code)
 
 
 def rows_of(kernel: tw.Kernel[..., Any], *arguments: np.ndarray) -> int:
@@ -277,28 +285,194 @@ CHANNELS = np.zeros((2, 56, 56, 64), np.float32), np.zeros((3, 3, 64), np.float3
 
 def test_windows_are_loaded_once_and_without_branches() -> None:
     """In planes a thread loads of each row a vector and its two neighbours, with channels last three vectors: two rows more than it has."""
-    code, rows = thread_kernel(planes, *PLANES), rows_of(planes, *PLANES)
+    code, rows = first_code(planes, *PLANES), rows_of(planes, *PLANES)
     assert rows > 2
     assert loads_of(code, "x") == (rows + 2) * 3
     assert loads_of(code, "w") == 9
-    branches = [op for op in walk(code.body) if op.opcode == "if"]
-    assert not any(inner.opcode == "load" for op in branches for inner in walk(op.regions[0]))
-    last, rows = thread_kernel(channels_last, *CHANNELS), rows_of(channels_last, *CHANNELS)
+    last, rows = list(walk(thread_kernel(channels_last, *CHANNELS).body)), rows_of(channels_last, *CHANNELS)
     assert rows > 2
     assert loads_of(last, "x") == (rows + 2) * 3
     assert loads_of(last, "w") == 9
-    assert not any(op.opcode == "if" for op in walk(last.body))
+    assert not any(op.opcode == "if" for op in last)
 
 
-def count(kernel: Kernel, opcode: str) -> int:
-    return sum(op.opcode == opcode for op in walk(kernel.body))
+def count(code: Sequence[Op], opcode: str) -> int:
+    return sum(op.opcode == opcode for op in code)
 
 
 def test_guards_that_hold_anyway_cost_nothing() -> None:
-    """Only what reaches over the borders of a thread's results is chosen: sums in planes, with channels last weights that all rows share."""
-    code, rows = thread_kernel(planes, *PLANES), rows_of(planes, *PLANES)
+    """In planes nothing is chosen; with channels last only weights, which all rows share, where rows reach over the borders of a thread's results."""
+    code, rows = first_code(planes, *PLANES), rows_of(planes, *PLANES)
     assert count(code, "fma") == 9 * rows
-    assert count(code, "select") == 3 * 2 * rows + 2  # the first and the last column, and the middle of the first and the last row
-    last, rows = thread_kernel(channels_last, *CHANNELS), rows_of(channels_last, *CHANNELS)
+    assert count(code, "select") == 0
+    last, rows = list(walk(thread_kernel(channels_last, *CHANNELS).body)), rows_of(channels_last, *CHANNELS)
     assert count(last, "fma") == 9 * rows
     assert count(last, "select") == 3 * 2 + 3 * 2
+
+
+def depthwise(pad: int, step: int, apart: int) -> tw.Kernel[..., Any]:
+    """Windows of any size, with a condition for each axis."""
+
+    @tw.kernel
+    def each_channel(x: tw.Array, w: tw.Array) -> tw.Array:
+        n, c, height, width = x.shape
+        _, kh, kw = w.shape
+        rows = (height + 2 * pad - (kh - 1) * apart - 1) // step + 1
+        columns = (width + 2 * pad - (kw - 1) * apart - 1) // step + 1
+        out = tw.empty((n, c, rows, columns), x.dtype)
+        for b, q, i, j in tw.grid(n, c, rows, columns):
+            acc = x[b, q, 0, 0] * 0
+            for r in range(kh):
+                y = i * step + r * apart - pad
+                if 0 <= y < height:
+                    for s in range(kw):
+                        z = j * step + s * apart - pad
+                        if 0 <= z < width:
+                            acc += x[b, q, y, z] * w[q, r, s]
+            out[b, q, i, j] = acc
+        return out
+
+    return each_channel
+
+
+def framed_sums(x: np.ndarray, w: np.ndarray, pad: int, step: int, apart: int) -> np.ndarray:
+    """The same in float64; what is outside is left out, whatever it would be multiplied with."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    (kh, kw), (height, width) = w.shape[1:], x.shape[2:]
+    out = np.zeros((*x.shape[:2], (height + 2 * pad - (kh - 1) * apart - 1) // step + 1, (width + 2 * pad - (kw - 1) * apart - 1) // step + 1))
+    for i, j, r, s in np.ndindex(*out.shape[2:], kh, kw):
+        y, z = i * step + r * apart - pad, j * step + s * apart - pad
+        if 0 <= y < height and 0 <= z < width:
+            out[:, :, i, j] += x[:, :, y, z] * w[:, r, s]
+    return out
+
+
+LARGE = {
+    "11x7": ((1, 3, 13, 33), (11, 7), 3, 1, 1, np.float32), "15x15": ((1, 2, 17, 15), (15, 15), 7, 1, 1, np.float32), "7x7, vectors": ((2, 2, 9, 16), (7, 7), 3, 1, 1, np.float32),
+    "11x7, bf16": ((1, 2, 31, 16), (11, 7), 3, 1, 1, BF16), "7x9, f64": ((1, 2, 8, 31), (7, 9), 4, 1, 1, np.float64), "7x7, steps of 3": ((1, 2, 31, 20), (7, 7), 2, 3, 1, np.float32),
+    "9x5, dilation 2": ((1, 1, 33, 17), (9, 5), 4, 1, 2, np.float32), "27x2": ((1, 2, 31, 9), (27, 2), 1, 1, 1, np.float32), "2x31": ((2, 2, 5, 35), (2, 31), 1, 1, 1, np.float32), "one pixel": ((1, 1, 1, 1), (7, 7), 3, 1, 1, np.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_large_windows(case: str) -> None:
+    """A thread walks the columns of a window, or its terms are written out; elements of a column are shared by results below one another."""
+    size, window, pad, step, apart, dtype = LARGE[case]
+    x, w = operands(size, dtype, window)
+    close(run(depthwise(pad, step, apart), x, w), framed_sums(x, w, pad, step, apart), x, w)
+
+
+def test_large_windows_leave_out_what_is_outside() -> None:
+    """Sums of weights that are no finite numbers are added up again: pixels that are not there are not multiplied with them."""
+    for size, window in (((1, 4, 12, 17), (9, 7)), ((1, 4, 9, 16), (5, 11)), ((1, 4, 10, 16), (3, 3))):
+        x, w = operands(size, np.float32, window)
+        w[0, 0, 0], w[1, -1, -1], x[0, 2, 4, 4] = np.inf, np.nan, -np.inf
+        with np.errstate(invalid="ignore"):
+            want = framed_sums(x, w, 3, 1, 1)
+        assert np.isfinite(want[0, 0]).any()
+        assert np.isinf(want[0, 0]).any()
+        assert np.isnan(want[0, 1]).any()
+        for stage, result in run(depthwise(3, 1, 1), x, w).items():
+            np.testing.assert_allclose(result, want, rtol=0, atol=1e-4, err_msg=stage)
+
+
+def test_sums_of_pixels_choose_nothing() -> None:
+    """What is outside adds zero; nothing is multiplied with it, so no sum is added up again."""
+
+    @tw.kernel
+    def box(x: tw.Array) -> tw.Array:
+        height, width = x.shape
+        out = tw.empty((height, width), x.dtype)
+        for i, j in tw.grid(height, width):
+            acc = tw.f32(0)
+            for r in range(3):
+                for s in range(5):
+                    y = i + r - 1
+                    z = j + s - 2
+                    if 0 <= y < height and 0 <= z < width:
+                        acc += x[y, z]
+            out[i, j] = acc
+        return out
+
+    x = np.random.default_rng(0).standard_normal((33, 47)).astype(np.float32)
+    x[3, 4] = np.inf
+    wide = np.pad(x.astype(np.float64), ((1, 1), (2, 2)))
+    want = sum(wide[r : r + 33, s : s + 47] for r in range(3) for s in range(5))
+    for stage, result in run(box, x).items():
+        np.testing.assert_allclose(result, want, rtol=0, atol=1e-4, err_msg=stage)
+    code = list(walk(thread_kernel(box, x).body))
+    assert count(code, "select") == 0
+    assert count(code, "for") == 0
+
+
+@tw.kernel
+def each_volume(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, depth, height, width = x.shape
+    _, kd, kh, kw = w.shape
+    out = tw.empty((n, c, depth, height, width), x.dtype)
+    for b, q, h, i, j in tw.grid(n, c, depth, height, width):
+        acc = tw.f32(0)
+        for t in range(kd):
+            for r in range(kh):
+                for s in range(kw):
+                    v = h + t - 1
+                    y = i + r - 2
+                    z = j + s - 1
+                    if 0 <= v < depth and 0 <= y < height and 0 <= z < width:
+                        acc += x[b, q, v, y, z] * w[q, t, r, s]
+        out[b, q, h, i, j] = acc
+    return out
+
+
+@tw.kernel
+def each_row(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, length = x.shape
+    _, k = w.shape
+    out = tw.empty((n, c, length - k + 1), x.dtype)
+    for b, q, i in tw.grid(n, c, length - k + 1):
+        acc = tw.f32(0)
+        for s in range(k):
+            acc += x[b, q, i + s] * w[q, s]
+        out[b, q, i] = acc
+    return out
+
+
+def test_windows_of_one_and_three_axes() -> None:
+    rng = np.random.default_rng(5)
+    x, w = rng.standard_normal((1, 2, 5, 9, 17)).astype(np.float32), rng.standard_normal((2, 3, 5, 3)).astype(np.float32)
+    wide = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (2, 2), (1, 1)))
+    want = sum(wide[:, :, t : t + 5, r : r + 9, s : s + 17] * w[None, :, t, r, s, None, None, None] for t, r, s in np.ndindex(3, 5, 3))
+    for stage, result in run(each_volume, x, w).items():
+        np.testing.assert_allclose(result, want, rtol=0, atol=1e-4, err_msg=stage)
+    for length, k in ((70, 29), (64, 5), (31, 31)):
+        x, w = rng.standard_normal((3, 2, length)).astype(np.float32), rng.standard_normal((2, k)).astype(np.float32)
+        want = sum(x[:, :, s : s + length - k + 1].astype(np.float64) * w[None, :, s, None] for s in range(k))
+        for stage, result in run(each_row, x, w).items():
+            np.testing.assert_allclose(result, want, rtol=0, atol=1e-4, err_msg=stage)
+
+
+def test_windows_of_any_step_overlap() -> None:
+    """Steps of 3 share elements as steps of 2 do; windows side by side share none."""
+
+    def largest(k: int, step: int) -> tw.Kernel[..., Any]:
+        @tw.kernel
+        def pooled(x: tw.Array) -> tw.Array:
+            height, width = x.shape
+            out = tw.empty(((height - k) // step + 1, (width - k) // step + 1), x.dtype)
+            for i, j in tw.grid((height - k) // step + 1, (width - k) // step + 1):
+                best = -tw.inf
+                for r in range(k):
+                    for s in range(k):
+                        best = max(best, x[i * step + r, j * step + s])
+                out[i, j] = best
+            return out
+
+        return pooled
+
+    x = np.random.default_rng(1).standard_normal((40, 61)).astype(np.float32)
+    want = np.lib.stride_tricks.sliding_window_view(x, (5, 5))[::3, ::3].max((-1, -2))
+    for stage, result in run(largest(5, 3), x).items():
+        np.testing.assert_array_equal(result, want, err_msg=stage)
+    (schedule,) = stages_of(largest(3, 3), x).schedules
+    assert isinstance(schedule, Schedule)
+    assert not schedule.window

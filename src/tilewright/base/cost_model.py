@@ -254,7 +254,7 @@ class MapCosts:
     """Results of a thread: a vector, and as many as it takes along the index it walks itself, but no more than `window_along` there."""
     window_along: int = 8
     window_few_terms: int = 25
-    """Where a result has more terms, a thread has fewer results: weights take registers too."""
+    """Where a result has more terms, its thread has as many results, and writes out as many terms, as take the least instructions."""
     window_widest: int = 4
     """Elements of a vector: more take too many registers."""
     window_lanes: int = 16
@@ -268,6 +268,28 @@ class MapCosts:
     """Bytes of a row that could be written while two blocks write parts of one sector."""
     idle: float = 0.3
     """What a thread without results costs, of one that has some."""
+    window_written: int = 2048
+    """Instructions of a thread that are written out at most, in windows of more than a few terms."""
+    window_fetched: float = 1e-4
+    """By how much more each takes longer for every instruction that is: long code does not stay in the instruction cache."""
+    window_registers: int = 110
+    """Numbers that a thread holds at a time there."""
+    window_element: float = 4.0
+    """Instructions for an element that is loaded: where it lies, whether it lies inside, the load."""
+    window_weight: float = 1.5
+    """Instructions for a weight that all results of a thread share."""
+    window_apart: int = 4
+    """Results of a thread that share what they read, where it is decided whether windows are reduced axis by axis."""
+    window_stored: float = 18.0
+    """Instructions, or what takes as long, for a result of the first axis that is stored and read again."""
+    window_spread: int = 4
+    """Results of a thread where windows slide along memory only, as rows of a window do that are reduced first."""
+    window_segment: float = 4.0
+    """Threads side by side along memory for which loads of short stretches take twice as long."""
+    window_turn: int = 10
+    """Instructions for a turn of a loop over terms that are not written out."""
+    window_busy: int = 512
+    """Threads for each multiprocessor, below which a thread has fewer results."""
 
 
 @record

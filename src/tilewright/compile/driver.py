@@ -530,6 +530,7 @@ class PreparedKernel:
         from tilewright.analysis.affine import analyse
         from tilewright.passes.choose.attention import fixed_sizes
         from tilewright.passes.choose.row_dots import find_row_dots
+        from tilewright.passes.choose.windows import window_sizes
 
         found: dict[str, int] = {}
         step = isinstance(self.function, BlockGraph) and self.limits.simt and not self.together and not self.program.loops
@@ -537,6 +538,7 @@ class PreparedKernel:
             if step and find_row_dots(call.kernel, extents) is not None:
                 found |= {n: extents[n] for n in call.kernel.size_names if n in extents}
             found |= fixed_sizes(call.kernel, self.limits, extents)
+            found |= window_sizes(call.kernel, self.limits, extents)
             forms = None
             for op in walk(call.kernel.body):
                 if op.opcode == "reduce" and len(op.operands) > 1:

@@ -2,7 +2,7 @@
 
 In: a program of loop-stage kernels. Out: the same, where a kernel whose results reduce a window of several axes, of more terms than are written
 out for a result, is two: one reduces along one axis, the other the rest of a window. 121 terms of a window of 11 x 11 are 22. Guards
-that ask one axis each go with their axis; what only counts the terms inside is a product of two counts.
+that ask one axis each go with their axis; what only counts the terms inside is a product of two counts. On a GPU windows that overlap little stay as they are.
 
 On a GPU (`separate_windows`) the last axis goes first, for every row:
 
@@ -20,8 +20,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from tilewright.analysis.affine import analyse
-from tilewright.analysis.loop_nest import nest_of
+from tilewright.analysis.affine import Forms, analyse
+from tilewright.analysis.loop_nest import Nest, nest_of
+from tilewright.base.cost_model import MapCosts
+from tilewright.base.dtypes import DType
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
@@ -47,23 +49,23 @@ CPU_TERMS = 12
 
 def separate_windows(program: Program, plans: Plans, target: Target) -> tuple[Program, Plans]:
     """The program with large windows reduced axis by axis, the last axis first."""
-    return _separated(program, plans, MOST_TERMS, -1) if target.simt and target.has_warps else (program, plans)
+    return _separated(program, plans, MOST_TERMS, -1, target.costs.maps) if target.simt and target.has_warps else (program, plans)
 
 
 def separate_columns(program: Program, plans: Plans, target: Target) -> tuple[Program, Plans]:
     """The program with large windows reduced axis by axis, the first axis first."""
-    return (program, plans) if target.simt else _separated(program, plans, CPU_TERMS, 0)
+    return (program, plans) if target.simt else _separated(program, plans, CPU_TERMS, 0, None)
 
 
-def _separated(program: Program, plans: Plans, fewest: int, near: int) -> tuple[Program, Plans]:
-    """Windows of more than `fewest` terms are reduced along the index at `near` first."""
+def _separated(program: Program, plans: Plans, fewest: int, near: int, costs: MapCosts | None) -> tuple[Program, Plans]:
+    """Windows of more than `fewest` terms are reduced along the index at `near` first, where that is less work."""
     calls: list[KernelCall] = []
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
         last = call
         while schedule is None and not call.varies:
-            found = _separate(last, len(scratch), fewest, near)
+            found = _separate(last, len(scratch), fewest, near, costs)
             if found is None:
                 break
             first, last, array = found
@@ -89,7 +91,7 @@ class _WindowReduction:
     load: Op | None
 
 
-def _separate(call: KernelCall, number: int, fewest: int, near: int) -> tuple[KernelCall, KernelCall, ProgramArray] | None:
+def _separate(call: KernelCall, number: int, fewest: int, near: int, costs: MapCosts | None) -> tuple[KernelCall, KernelCall, ProgramArray] | None:
     kernel = call.kernel
     nest = nest_of(kernel)
     region = nest.parallel.regions[0]
@@ -105,7 +107,30 @@ def _separate(call: KernelCall, number: int, fewest: int, near: int) -> tuple[Ke
     loading = [w for w in windows if w is not None and w.load is not None]
     if len(loading) != 1 or None in windows or any(w.load.operands[0] in written for w in loading if w.load is not None):
         return None
+    if costs is not None and loading[0].load is not None and _is_less_at_once(loading[0].op, loading[0].load, nest, forms, costs):
+        return None
     return _Separation(call, loading[0], [w for w in windows if w is not None], number, near).run()
+
+
+def _is_less_at_once(op: Op, load: Op, nest: Nest, forms: Forms, costs: MapCosts) -> bool:
+    """GPU: whether it is less work for a result to reduce its window at once. Where windows lie apart, few of the results along one axis are needed by others
+    than those of their own window; where they overlap much, each is needed by many."""
+    indices, args = nest.parallel.regions[0].args, op.regions[0].args
+    turns, steps = [forms[v].constant.constant or 1 for v in op.operands], [1] * len(args)
+    for position, arg in enumerate(args):
+        for form in (forms[v] for v in load.operands[1:] if v in forms and arg in forms[v].values):
+            steps[position] = max(1, *(form.factor(index).constant or 1 for index in indices if index in form.values), 1)
+    if any(step >= terms for step, terms in zip(steps, turns, strict=True)):
+        return False  # windows side by side share nothing, and are no windows of `lower_windows`
+
+    def at_once(first: int, last: int) -> float:
+        """A thread's results along the first of these indices share what they read."""
+        shared = ((costs.window_apart - 1) * steps[first] + turns[first]) / (costs.window_apart * turns[first])
+        return prod(turns[first:last]) * (1 + costs.window_element * min(1.0, shared))
+
+    last = len(args) - 1
+    rows = prod(steps[:last]) * (turns[last] * (1 + costs.window_element) + costs.window_stored)
+    return at_once(0, last + 1) <= rows + at_once(0, last)
 
 
 def _window(op: Op) -> _WindowReduction | None:
@@ -225,13 +250,23 @@ class _Separation:
         before = [(v, e) for v, e in kept if self.region.args.index(v) < place]
         behind = [(v, e) for v, e in kept if self.region.args.index(v) > place]
         extents = [*(e for _, e in before), *(memory.shape[a] for a in axes), *(e for _, e in behind)]
-        array = Value(tensor(dtype_of(self.window.op.results[0].type), *extents, align=16), f"{self.kernel.name}.rows{self.number}")
+        array = Value(tensor(self.stored(), *extents, align=16), f"{self.kernel.name}.rows{self.number}")
         first = self.first(load, before, axes, behind, extents, array)
         second = self.second(before, axes, behind, array)
         names = dict(zip(self.kernel.params, self.call.args, strict=True)) | {array: array.name}
         assert isinstance(array.type, Tensor)
         one, two = (KernelCall(k, tuple(names[p] for p in k.params), self.call.loops) for k in (first, second))
         return one, two, ProgramArray(array.name, array.type, "scratch")
+
+    def stored(self) -> DType:
+        """The dtype of what is reduced along one axis: the largest of some numbers is one of them."""
+        own, term = dtype_of(self.window.op.results[0].type), self.window.value
+        made = {result: op for op in self.window.ops for result in op.results}
+        cast = made.get(term)
+        if self.window.op.attrs["kind"] not in ("max", "min") or cast is None or cast.opcode != "cast" or self.window.load is not made.get(cast.operands[0]):
+            return own
+        read = dtype_of(cast.operands[0].type)
+        return read if read.is_float and own.is_float and read.itemsize < own.itemsize else own
 
     def finished(self, name: str, b: Builder, array: Value) -> Kernel:
         made = Kernel(name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts, attrs=self.kernel.attrs, span=self.kernel.span)
@@ -274,7 +309,7 @@ class _Separation:
 
             extent = self.parts(window.op.operands)[1]
             results = inner.reduce(kind, [outside.get(extent, extent)], term, [self.last.name])
-            inner.multi("store", array, *indices, *results)
+            inner.multi("store", array, *indices, *(inner.cast(r, dtype_of(array.type)) for r in results))
             return []
 
         names = [*(v.name for v, _ in before), *(f"row{a}" for a in axes), *(v.name for v, _ in behind)]
@@ -296,7 +331,7 @@ class _Separation:
                     return [deep.const(1, dtype)]
                 clone_ops(deep, self.needed(list(self.rows.values()), set()), deepest)
                 where = [*(deepest[v] for v, _ in before), *(deepest.get(self.rows[a], self.rows[a]) for a in axes), *(deepest[v] for v, _ in behind)]
-                return [deep.op("load", array, *where)]
+                return [deep.cast(deep.op("load", array, *where), dtype)]
 
             def term(deep: Builder, *given: Value) -> Sequence[Value]:
                 deepest = {**local, **dict(zip(indices, given, strict=True))}

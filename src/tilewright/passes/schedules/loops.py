@@ -32,6 +32,10 @@ class Schedule:
     """GPU: results read overlapping windows, and each thread has several of them to share what it loads (`lower_windows`)."""
     along: int = -1
     """With `window`: the parallel index along which a thread has all results of the tile, besides its vector; -1 for none."""
+    written: int = 0
+    """With `window`: so many terms of a sum are written out at most; the indices before them are loops."""
+    masked: bool = False
+    """With `window`: there is one code for all blocks, in which results beyond the end of `along` are masked."""
     row_lanes: int = 0
     """GPU: lanes along the reduction where rows have lengths of their own (`ragged_rows`); the others are at other rows, and so are warps."""
     chunk: int = 1

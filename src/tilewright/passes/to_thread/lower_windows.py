@@ -206,16 +206,24 @@ class WindowLowering(TileLowering):
 
     def at(self, b: Builder, index: RegisterIndex | Value, cell: Cell, lane: int, more: int = 0) -> Value:
         """The index of an element, always computed in the same order."""
-        root, factors, constant = self.form(index, cell, lane, more)
+        total = self.moving(b, index, cell)
+        constant = self.form(index, cell, lane, more)[2]
+        if constant or total is None:
+            divisor = gcd(0 if total is None else self.divisors[total], constant)
+            total = b.index(constant) if total is None else b.add(total, b.index(constant))
+            self.divisors[total] = divisor
+        return total
+
+    def moving(self, b: Builder, index: RegisterIndex | Value, cell: Cell) -> Value | None:
+        """What an element's index has beside its constant."""
+        root, factors, _ = self.form(index, cell, 0)
         total, divisor = root, self.divisors.get(root, 1) if root is not None else 0
         for a, factor in sorted(factors.items()):
             part = self.bases[a] if factor == 1 else b.mul(self.bases[a], b.index(factor))
             divisor = gcd(divisor, self.layout.vector[a] * factor)
             total = part if total is None else b.add(total, part)
-        if constant or total is None:
-            divisor = gcd(divisor, constant)
-            total = b.index(constant) if total is None else b.add(total, b.index(constant))
-        self.divisors[total] = divisor
+        if total is not None:
+            self.divisors[total] = divisor
         return total
 
     def first(self, b: Builder, index: RegisterIndex | Value, cell: Cell) -> Value:
@@ -277,13 +285,20 @@ class WindowLowering(TileLowering):
             if test.kind == "lt" and size is not None and self._below(test.index, own, lane, size + test.more, active):
                 continue
             bound = b.add(test.bound, b.index(test.more)) if test.more else test.bound
-            total = _both(b, total, b.op(test.kind, self.at(b, test.index, own, lane), bound))
+            total = _both(b, total, self.compared(b, test.kind, test.index, own, lane, bound))
         for other in guard.others:
             value = other.cells[self.collapsed(cell, other.shape)]
             if isinstance(value.type, Vec):
                 value = b.op("extract", value, lane=lane)
             total = _both(b, total, value)
         return total
+
+    def compared(self, b: Builder, kind: str, index: RegisterIndex | Value, cell: Cell, lane: int, bound: Value, more: int = 0) -> Value:
+        """`index >= bound` or `index < bound`. What an index has beside its constant is the same for many elements, and is taken from the bound once."""
+        constant, moving = self.form(index, cell, lane, more)[2], self.moving(b, index, cell)
+        if moving is None:
+            return b.op(kind, b.index(constant), bound)
+        return b.op({"ge": "le", "lt": "gt"}[kind], b.sub(bound, moving), b.index(constant))
 
     def _lanes(self, b: Builder, mask: Mask, cell: Cell, active: bool) -> list[Value | None]:
         return [self._asked(b, mask, cell, lane, active) for lane in range(self.vector)]
@@ -468,10 +483,13 @@ class _Loads:
         low, total = self.lowering, None
         for d in self.tested:
             place, extent = self.places[d], self.tensor.shape[d]
+            here: Value | None = None
             if not low._not_below(place, own[d], lane, 0, more):
-                total = _both(b, total, b.op("ge", low.at(b, place, own[d], lane, more), b.index(0)))
+                here = low.compared(b, "ge", place, own[d], lane, b.index(0), more)
             if not low._below(place, own[d], lane, extent, False, more):
-                total = _both(b, total, b.op("lt", low.at(b, place, own[d], lane, more), b.index(extent)))
+                here = _both(b, here, low.compared(b, "lt", place, own[d], lane, b.index(extent), more))
+            # Elements of a row ask the same of it, and elements of a column of that.
+            total = total if here is None else _both(b, total, here)
         return total
 
 

@@ -53,8 +53,6 @@ LOOP_WEIGHT = 16
 """How many elements of a CPU's work a point counts as that runs through a loop of its own."""
 SHORT_LOOP = 8
 """Turns of a short loop inside a reduction that are written out."""
-WINDOW_LOOP = 16
-"""The same where neighbouring results share what they load."""
 WRITTEN_OUT = 64
 """Terms of a short sum that are."""
 GROUP_TERMS = 16
@@ -75,6 +73,10 @@ class RowPart(Enum):
 
 def lower_loops(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
     """The tile-stage kernel."""
+    if schedule.window:
+        from tilewright.passes.windows.window_terms import order_sums
+
+        kernel = order_sums(kernel, schedule)
     return LoopLowering(kernel, schedule, target).run()
 
 
@@ -127,6 +129,10 @@ class LoopLowering:
         """CPU: whether what is shorter than a vector is one whose lanes are masked."""
         self.edges: list[Condition] = []
         """CPU: which elements of the vector at hand belong to the row."""
+        self.unchosen: set[int] = set()
+        """GPU: branches whose terms are nothing where their condition does not hold."""
+        self.again = False
+        """GPU: whether a window's sum is added up once more, term by term."""
 
     def _find_recomputed(self) -> Recomputed | None:
         from tilewright.analysis.recomputed import find_recomputed
@@ -216,7 +222,7 @@ class LoopLowering:
         for p in self.tiled:
             if self.nest.extents[p] == ONE or self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                 continue
-            if self.schedule.window and p != self.schedule.along:
+            if self.schedule.window and (p != self.schedule.along or self.schedule.masked):
                 continue  # a thread's own results are all there or none is
             inside = b.op("le", b.add(starts[p], b.index(tiles[p])), extents[p])
             full = inside if full is None else b.logical_and(full, inside)
@@ -228,7 +234,7 @@ class LoopLowering:
                     local[index] = starts[p]  # of an index that is always 0 there is one element, whatever the tile: stores need not name it
                     continue
                 local[index] = self.index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
-                cut = masked or (self.schedule.window and p != self.schedule.along)
+                cut = masked or (self.schedule.window and (p != self.schedule.along or self.schedule.masked))
                 if cut and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                     limit = inner.like(extents[p], local[index])
                     masks.append(Condition(inner.op("lt", local[index], limit), edge=True))
@@ -797,6 +803,8 @@ class LoopLowering:
             return results
         if shape_of(cond):
             then = self.ops(b, op.regions[0].ops, env, [*masks, Condition(cond, edge=False)])
+            if id(op) in self.unchosen:
+                return then
             inverse = b.op("not", cond)
             otherwise = self.ops(b, op.regions[1].ops, env, [*masks, Condition(inverse, edge=False)])
             results = []
@@ -1024,6 +1032,8 @@ class LoopLowering:
             self._test_reduction(b, op, operands[0], env)
         if self.place in (RowPart.MIDDLE, RowPart.BORDER) and not masks:
             return self._clipped_sum(b, op, kind, operands, env, start)
+        if self.schedule.window and not self.again:
+            return self._window_sum(b, op, kind, operands, env, masks, start)
         was_inside, self.inside_reduction = self.inside_reduction, True
         try:
             if tiled and self._in_blocks(op, kind, operands, masks):
@@ -1031,6 +1041,36 @@ class LoopLowering:
             return self._reduce_dimension(b, op, kind, operands, 0, env, masks, start, tiled)
         finally:
             self.inside_reduction = was_inside
+
+    def _window_sum(
+        self, b: Builder, op: Op, kind: str, extents: Sequence[Value], env: dict[Value, Value], masks: list[Condition], start: Sequence[Value]
+    ) -> Sequence[Value]:  # fmt: skip
+        """A sum over a window. Terms outside are zeros that need no choice; where one is multiplied with what is no finite number, the sum is no number, and is
+        added up again by the threads of its warp, which then choose."""
+        from tilewright.passes.windows.window_terms import Zeros, asks_along, zero_outside
+
+        branch, zeros = zero_outside(op, self.unguarded)
+        if zeros is Zeros.IF_FINITE and not self.schedule.masked and not asks_along(self.kernel, branch, self.region.args[self.schedule.vector_index]):
+            branch, zeros = None, Zeros.NEVER  # `window_sums` chooses weights, which several results share
+        if branch is not None:
+            self.unchosen.add(id(branch))
+        sums = self._reduce_dimension(b, op, kind, extents, 0, dict(env), masks, start, False)
+        if branch is not None:
+            self.unchosen.discard(id(branch))
+        if zeros is not Zeros.IF_FINITE or not shape_of(sums[0]):
+            return sums
+        wrong = b.op("ne", sums[0], sums[0])
+        for axis in range(self.rank):
+            if shape_of(wrong)[axis] > 1:
+                wrong = b.op("reduce_tile", wrong, kind="or", axis=axis, by_warp=True)
+
+        def exact(inner: Builder) -> tuple[Value, ...]:
+            self.again = True
+            found = tuple(self._reduce_dimension(inner, op, kind, extents, 0, dict(env), masks, start, False))
+            self.again = False
+            return found
+
+        return self._branches(b, b.op("item", wrong), exact, lambda inner: tuple(sums))
 
     def _clipped_sum(
         self, b: Builder, op: Op, kind: str, extents: Sequence[Value], env: dict[Value, Value], start: Sequence[Value]
@@ -1175,8 +1215,10 @@ class LoopLowering:
             return False
         if self.groups_rows:
             return self._number_of_terms(op, dimension) <= GROUP_TERMS
+        if self.schedule.window:
+            return not self.again and self._number_of_terms(op, dimension) <= self.schedule.written
         if not self.schedule.short:
-            return turns <= (WINDOW_LOOP if self.schedule.window else SHORT_LOOP) and (len(op.operands) > 1 or self.schedule.window)
+            return turns <= SHORT_LOOP and len(op.operands) > 1
         return turns <= 2 * SHORT_LOOP and self._number_of_terms(op, dimension) <= WRITTEN_OUT
 
     def _number_of_terms(self, op: Op, dimension: int) -> int:

@@ -6,7 +6,7 @@ indices that its loads have, as windows and contractions are recognised by:
     reduce q, r { y = i - r; if y >= 0 { reduce s { z = j - s; if not (z < 0) { x[y, z] * w[r, s] } else { 0 } } } else { 0 } }
     -> reduce q, r, s { y = i - r; z = j - s; if y >= 0 and z >= 0 { x[y, z] * w[r, s] } else { 0 } }
 
-Conditions may only speak of indices, and each of those above another sum must speak of an index that is summed over: one that speaks of results only
+So does the largest of largest numbers. Conditions may only speak of indices, and each of those above another sum must speak of an index that is summed over: one that speaks of results only
 decides whether there is anything to add up at all.
 """
 
@@ -22,6 +22,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import eliminate_dead, has_effects
 from tilewright.ir.types import INDEX, Tensor, dtype_of
+from tilewright.passes.common.combine import identities
 from tilewright.passes.windows.guards import GuardTest, Made, emit, guard_tests
 
 
@@ -45,7 +46,7 @@ def join_guards(kernel: Kernel) -> Kernel:
         return kernel
     (parallel,) = parallels
     region = parallel.regions[0]
-    candidates = [op for op in region.ops if is_sum(op)]
+    candidates = [op for op in region.ops if is_sum(op) or _is_extreme_of_extremes(op)]
     if not any(inner.opcode in ("if", "select") for op in candidates for inner in walk(op.regions[0])):
         return kernel
     forms = analyse(kernel)
@@ -68,6 +69,15 @@ def is_sum(op: Op) -> bool:
     return op.opcode == "reduce" and op.attrs["kind"] == "add" and len(op.results) == 1 and bool(op.operands)
 
 
+def _is_extreme_of_extremes(op: Op) -> bool:
+    """Whether an op is the largest or the smallest of several such numbers, as a window with a condition for each axis is."""
+    return _is_extreme(op) and any(_is_extreme(inner) for inner in walk(op.regions[0]))
+
+
+def _is_extreme(op: Op) -> bool:
+    return op.opcode == "reduce" and op.attrs["kind"] in ("max", "min") and len(op.results) == 1 and bool(op.operands)
+
+
 def flattened(sum_: Op, made: Made) -> FlatSum | None:
     """A sum taken apart; None where it is no sum under conditions, or something in it has to stay where it is."""
     extents, args = list(sum_.operands), list(sum_.regions[0].args)
@@ -80,16 +90,16 @@ def flattened(sum_: Op, made: Made) -> FlatSum | None:
         op = made.get(term)
         if op is None or op not in ops or any(other is not op and (other.regions or has_effects(other)) for other in ops):
             break
-        if op.opcode == "if" and len(op.results) == 1 and _is_zero(op.regions[1].yields[0], made) and not has_effects(op):
+        if op.opcode == "if" and len(op.results) == 1 and _is_nothing(op.regions[1].yields[0], sum_, made) and not has_effects(op):
             ops.remove(op)
             ops += op.regions[0].ops[:-1]
             pending.append(op.operands[0])
             term = op.regions[0].yields[0]
-        elif op.opcode == "select" and _is_zero(op.operands[2], made):
+        elif op.opcode == "select" and _is_nothing(op.operands[2], sum_, made):
             ops.remove(op)
             pending.append(op.operands[0])
             term = op.operands[1]
-        elif is_sum(op) and dtype_of(op.results[0].type) is dtype_of(sum_.results[0].type) and not _made_in(op.operands, ops, args):
+        elif _is_alike(op, sum_) and not _made_in(op.operands, ops, args):
             if not all(_speaks_of(c, args, made) for c in pending):
                 break
             ops.remove(op)
@@ -109,9 +119,18 @@ def flattened(sum_: Op, made: Made) -> FlatSum | None:
     return FlatSum(tuple(extents), tuple(args), tuple(ops), tuple(conditions), term, levels)
 
 
-def _is_zero(value: Value, made: Made) -> bool:
+def _is_alike(op: Op, sum_: Op) -> bool:
+    """Whether an op reduces one number in the same way."""
+    if op.opcode != "reduce" or len(op.results) != 1 or not op.operands or op.attrs["kind"] != sum_.attrs["kind"]:
+        return False
+    return dtype_of(op.results[0].type) is dtype_of(sum_.results[0].type)
+
+
+def _is_nothing(value: Value, sum_: Op, made: Made) -> bool:
+    """Whether a value is what terms that do not count are."""
     op = made.get(value)
-    return op is not None and op.opcode == "const" and op.attrs["value"] == 0
+    (nothing,) = identities(str(sum_.attrs["kind"]), [dtype_of(sum_.results[0].type)])
+    return op is not None and op.opcode == "const" and op.attrs["value"] == nothing
 
 
 def _made_in(values: Sequence[Value], ops: Sequence[Op], args: Sequence[Value]) -> bool:
@@ -167,13 +186,15 @@ def _joined(sum_: Op, flat: FlatSum, made: Made, forms: Forms) -> Op | None:
     for condition in found[1:]:
         whole = b.logical_and(whole, condition)
 
+    (nothing,) = identities(str(sum_.attrs["kind"]), [dtype_of(flat.term.type)])
+
     def then(inner: Builder) -> list[Value]:
         for op in inside:
             inner.append(op)
         return [flat.term]
 
     def otherwise(inner: Builder) -> list[Value]:
-        return [inner.const(0, dtype_of(flat.term.type))]
+        return [inner.const(nothing, dtype_of(flat.term.type))]
 
     (term,) = b.if_(whole, then, otherwise)
     b.multi("yield", term)

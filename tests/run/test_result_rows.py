@@ -1,0 +1,62 @@
+"""Results of convolutions that leave by way of shared memory, since their images have odd sides, and weights that are packed first: plain multiply-adds and matrix
+instructions of warps, executed by the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from bench.families import convolutions
+
+import tilewright as tw
+from images_reference import convolved
+from tilewright.ir.emulator import run_program
+from tilewright.ir.nodes import walk
+
+FMA = "family=fma m=128 n=128 k=8 stages=3 persistent=0 warps_m=2 warps_n=2"
+SCHEDULES = {
+    "fma": FMA,
+    "fma, packed": f"{FMA} a_copy=pack",
+    "fma, small tiles": "family=fma m=64 n=64 k=16 stages=2 persistent=0 warps_m=2 warps_n=2 chunk=32 a_copy=pack",
+    "fma, flat tiles": "family=fma m=32 n=64 k=16 stages=2 persistent=0 warps_m=2 warps_n=2",
+    "mma": "family=mma m=128 n=128 k=8 stages=3 persistent=0 warps_m=2 warps_n=4 chunk=16 tf32_terms=4",
+    "mma, narrow": "family=mma m=64 n=64 k=16 stages=3 persistent=0 warps_m=4 warps_n=2 chunk=16 tf32_terms=4",
+    "mma, one warp down": "family=mma m=32 n=32 k=16 stages=3 persistent=0 warps_m=1 warps_n=2 chunk=16 tf32_terms=4",
+}
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def through_shared(kernel: Any) -> bool:
+    """Whether a kernel has a loop over rows of results."""
+    return any(op.opcode == "for" and op.regions[0].args[0].name == "row" for op in walk(kernel.body))
+
+
+def results(kernel: tw.Kernel[..., Any], schedule: str, staged: bool, **arrays: np.ndarray) -> list[np.ndarray]:
+    stages = tw.kernel(schedule=schedule)(kernel.python).stages(*arrays.values(), target="sm_90a").stages
+    assert through_shared(stages.thread.calls[-1].kernel) == staged
+    return [np.asarray(next(iter(run_program(stage, arrays).values()))) for stage in (stages.tile, stages.thread)]
+
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+CASES: dict[str, tuple[Callable[..., Any], Shapes, tuple[int, ...], tuple[int, ...], int]] = {
+    "3x1": (convolutions.conv2d((2, 1), (0, 0), 1, False), ((3, 23, 9, 7), (33, 23, 3, 1)), (2, 1), (0, 0), 1),
+    "padded": (convolutions.conv2d((1, 2), (1, 1), 2, True), ((2, 9, 9, 11), (17, 9, 3, 3)), (1, 2), (1, 1), 2),
+    "1x1": (convolutions.conv2d((2, 2), (0, 0), 1, True), ((2, 70, 7, 11), (45, 70, 1, 1)), (2, 2), (0, 0), 1),
+    "3-D": (convolutions.conv3d(2, 1), ((1, 9, 3, 5, 7), (20, 9, 1, 3, 3)), (2, 2, 2), (1, 1, 1), 1),
+    "1-D": (convolutions.conv1d(3, 2, 1), ((3, 14, 31), (12, 14, 5)), (3,), (2,), 1),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+def test_odd_sides(name: str, schedule: str) -> None:
+    kernel, (one, other), stride, padding, dilation = CASES[name]
+    x, w = normal(*one), normal(*other)
+    want = convolved(x, w, stride, padding, dilation)
+    for found in results(kernel, SCHEDULES[schedule], True, x=x, w=w):
+        assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()

@@ -136,9 +136,9 @@ class _ContractionLowering(LoopLowering):
         return batch, b.mul(down_there, b.index(self.matrix.m)), b.mul(along, b.index(self.matrix.n))
 
     def _walk(
-        self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value]
+        self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value], short: bool = False
     ) -> list[Condition]:
-        """Bind loop indices to a tile of numbers along an axis; returns the condition that they are inside."""
+        """Bind loop indices to a tile of numbers along an axis; returns the condition that they are inside. `short`: numbers fit 32 bits, where division is cheap."""
         total = ONE
         for size in sizes:
             total = total * size
@@ -150,12 +150,13 @@ class _ContractionLowering(LoopLowering):
         if len(indices) == 1:
             env[indices[0]] = number
             return inside
+        number = b.cast(number, u32) if short else number
         for index, size in reversed(list(zip(indices[1:], sizes[1:], strict=True))):
-            divisor = b.like(b.index(size), number)
+            divisor = b.like(b.cast(b.index(size), u32) if short else b.index(size), number)
             quotient = b.op("floordiv", number, divisor)
-            env[index] = b.sub(number, b.mul(quotient, divisor))
+            env[index] = b.cast(b.sub(number, b.mul(quotient, divisor)), i64)
             number = quotient
-        env[indices[0]] = number
+        env[indices[0]] = b.cast(number, i64)
         return inside
 
     def _steps(self) -> Size:
@@ -188,10 +189,18 @@ class _ContractionLowering(LoopLowering):
             env[found.k[outer[0]]] = b.cast(rest, i64)
         return start
 
+    def _is_short(self) -> bool:
+        """Whether the length of the sum fits 32 bits: rows of weights of four bytes have an element for each term, and there are several rows."""
+        found = self.found
+        loads = [f for f in (found.a, found.b) if f.load is not None and f.dtype.itemsize >= 4]
+        return any(all(any(form.is_just(k) for form in found.access(f)) for k in found.k) for f in loads)
+
     def _walk_sum(self, b: Builder, k: Value, axis: int, env: dict[Value, Value]) -> list[Condition]:
         found = self.found
         if self.inner < 0:
-            return self._walk(b, k, axis, self.matrix.k, found.k, found.reduce_extents, env)
+            # Where a step is a part of the last index, there is nothing to divide.
+            short = len(found.k) > 1 and self._is_short() and not found.reduce_extents[-1].divisible_by(self.matrix.k, self.kernel.facts)
+            return self._walk(b, k, axis, self.matrix.k, found.k, found.reduce_extents, env, short)
         start = self._step_indices(b, k, env)
         return self._walk(b, start, axis, self.matrix.k, [found.k[self.inner]], [found.reduce_extents[self.inner]], env)
 

@@ -247,15 +247,14 @@ class ImageForm:
             return index, places
 
         def divided(value: Value, by: Size) -> tuple[Value, Value]:
-            divisor = b.cast(b.index(by), u32)
-            quotient = b.op("floordiv", value, divisor)
-            return quotient, b.cast(b.sub(value, b.mul(quotient, divisor)), i64)
+            # Channels of a pixel fit 32 bits, where division is cheap.
+            quotient = b.cast(b.op("floordiv", b.cast(value, u32), b.cast(b.index(by), u32)), i64)
+            return quotient, b.sub(value, b.mul(quotient, b.index(by)))
 
-        # Channels of a pixel fit 32 bits, where division is cheap.
-        rest, channel = divided(b.cast(index, u32), self.channels)
+        rest, channel = divided(index, self.channels)
         for axis in reversed(several[1:]):
             rest, places[axis] = divided(rest, self._taps_along(axis)[1])
-        places[several[0]] = b.cast(rest, i64)
+        places[several[0]] = rest
         return channel, places
 
     def _whole(self, size: Size, unit: int) -> Size:

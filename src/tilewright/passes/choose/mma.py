@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import inf
 
 from tilewright.analysis import divisors
-from tilewright.analysis.contraction import Contraction, Factor, plane
+from tilewright.analysis.contraction import Contraction, Factor, plane, restates_bounds
 from tilewright.base.dtypes import DType, f32, f64
 from tilewright.base.occupancy import occupancy
 from tilewright.base.record import record
@@ -320,7 +320,17 @@ def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
     first, second = (plain and _runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
     if first or second:
         tiles.append(replace(tiles[0], a_copy="pack" if first else "tma", b_copy="pack" if second else "tma"))
-    return tiles
+    ways = ["pack" if is_strewn(found, f) else "tma" for f in (found.a, found.b)]
+    return tiles + [replace(s, a_copy=ways[0], b_copy=ways[1]) for s in tiles] if "pack" in ways else tiles
+
+
+def is_strewn(found: Contraction, factor: Factor) -> bool:
+    """Whether threads read a factor's elements one by one, neighbours far apart: weights of a window or of an image, whose rows in memory run along the sum."""
+    (side, other), tensor = (found.m, found.n) if factor is found.a else (found.n, found.m), factor.tensor
+    if len(side) != 1 or len(other) == 1 or found.batch or tensor is None or tensor.dtype is not f32 or not restates_bounds(found, factor):
+        return False
+    row = found.indices[side[0]]
+    return not any(row in form.values for form, stride in zip(found.access(factor), tensor.strides, strict=True) if stride == ONE)
 
 
 def _with_room(schedule: Fma, operand: DType, total: DType, target: Target) -> Fma:
@@ -337,11 +347,11 @@ def _runs_along(found: Contraction, factor: Factor) -> bool:
 
 
 def turned(found: Contraction, schedule: WarpProduct) -> int:
-    """How many factors' elements are turned on their way to shared memory."""
+    """How many factors' elements are turned on their way to shared memory; one that neighbouring threads read far apart counts as three."""
     if not isinstance(schedule, Fma):
         return 0
     ways = ((found.a, schedule.a_copy), (found.b, schedule.b_copy))
-    return sum(1 for factor, way in ways if way != "pack" and _runs_along(found, factor))
+    return sum(3 if is_strewn(found, factor) else 1 for factor, way in ways if way != "pack" and (_runs_along(found, factor) or is_strewn(found, factor)))
 
 
 # -- the model ------------------------------------------------------------------------------------------------------

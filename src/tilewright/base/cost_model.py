@@ -138,8 +138,12 @@ class WarpCosts:
     reached: float = 0.56
     reached_loose: float = 0.36
     """The part of a data sheet's rate that products of f32 in parts reach, with operands brought 16 bytes at a time and one by one."""
-    transposing: tuple[float, ...] = (0.0, 0.05, 0.06, 0.5)
-    """The part of its time that turning the elements of so many factors costs a multiprocessor; the last where neighbouring threads read one far apart."""
+    images: tuple[float, ...] = (0.45, 0.32, 0.30, 0.22)
+    images_fma: tuple[float, ...] = (1.0, 0.9, 0.8, 0.56)
+    """The same for convolutions, whose places of results are two, three or four indices walked as one, by matrix instructions and by multiply-adds; first where operands
+    are brought 16 bytes at a time."""
+    transposing: tuple[float, float, float] = (0.0, 0.05, 0.06)
+    """The part of its time that turning the elements of so many factors costs a multiprocessor."""
     busy_warps: int = 8
     """Warps that keep a multiprocessor busy: two for each of its four schedulers."""
     packing: float = 0.75

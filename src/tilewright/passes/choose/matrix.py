@@ -206,6 +206,7 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
 _IMAGE_TILES = (
     Wgmma(128, 128, 32, stages=3, math_warpgroups=2, epilogue_stages=1),
     Wgmma(192, 128, 32, stages=2, math_warpgroups=3, epilogue_stages=1),
+    Wgmma(128, 96, 32, stages=3, math_warpgroups=2, epilogue_stages=1),
     Wgmma(128, 64, 32, stages=4, math_warpgroups=2, epilogue_stages=1),
     Wgmma(192, 64, 32, stages=3, math_warpgroups=3, epilogue_stages=1),
     Wgmma(256, 64, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
@@ -213,7 +214,7 @@ _IMAGE_TILES = (
     Wgmma(256, 32, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
 )
 """Tiles of convolutions in parts of tf32: a thread has two levels of sums, and a stage two tiles of each factor."""
-FOLDED, FOLDED_ALONG = 1.8, 3.0
+FOLDED, FOLDED_ALONG = 1.3, 1.5
 """How much longer parts take to make where places of a window lie beside channels, which are told apart by division; the second where these are neighbours in
 memory: neighbouring threads read far apart."""
 IMAGE_STEP = 32

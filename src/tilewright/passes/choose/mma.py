@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import inf
 
 from tilewright.analysis import divisors
-from tilewright.analysis.contraction import Contraction, Factor, plane, restates_bounds
+from tilewright.analysis.contraction import Contraction, Factor, plane
 from tilewright.base.dtypes import DType, f32, f64
 from tilewright.base.occupancy import occupancy
 from tilewright.base.record import record
@@ -68,7 +68,18 @@ def mma_schedules(
         candidates += [_with_room(s, operand, found.accumulator, target) for s in steps]
     candidates = [in_levels(own, replace(work, k=-(-k // own.split_k)), target, k) for s in candidates for own in in_parts(s, found, work, target)]
     fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
-    return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s))))
+    return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s)) / (attained(s, kernel, found, work, target) or 1.0)))
+
+
+def attained(schedule: MatrixSchedule, kernel: Kernel, found: Contraction, work: TileWork, target: Target) -> float | None:
+    """The part of what the model says that products of f32 with images reach, whose places are several indices walked as one; None for all others."""
+    axes = max(len(found.m), len(found.n))
+    if axes == 1 or work.operand is not f32 or work.precision not in ("3xtf32", "ieee") or "wgmma" not in target.features:
+        return None
+    costs = target.costs.warps
+    by_axes = costs.images if isinstance(schedule, Mma) else costs.images_fma
+    in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
+    return by_axes[0] if in_vectors else by_axes[min(axes, len(by_axes)) - 1]
 
 
 def _lies_across(kernel: Kernel, found: Contraction, target: Target, m: int, n: int, k: int) -> bool:
@@ -89,7 +100,7 @@ def warp_time(listed: Sequence[MatrixSchedule], kernel: Kernel, found: Contracti
     work = TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1)
     in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
     reached = 1.0 if work.is_thin else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
-    return cost(first, target, work, turned(found, first)) / reached
+    return cost(first, target, work, turned(found, first)) / (attained(first, kernel, found, work, target) or reached)
 
 
 def precision_of(kernel: Kernel, operand: DType, k: int) -> str:
@@ -320,17 +331,7 @@ def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
     first, second = (plain and _runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
     if first or second:
         tiles.append(replace(tiles[0], a_copy="pack" if first else "tma", b_copy="pack" if second else "tma"))
-    ways = ["pack" if is_strewn(found, f) else "tma" for f in (found.a, found.b)]
-    return tiles + [replace(s, a_copy=ways[0], b_copy=ways[1]) for s in tiles] if "pack" in ways else tiles
-
-
-def is_strewn(found: Contraction, factor: Factor) -> bool:
-    """Whether threads read a factor's elements one by one, neighbours far apart: weights of a window or of an image, whose rows in memory run along the sum."""
-    (side, other), tensor = (found.m, found.n) if factor is found.a else (found.n, found.m), factor.tensor
-    if len(side) != 1 or len(other) == 1 or found.batch or tensor is None or tensor.dtype is not f32 or not restates_bounds(found, factor):
-        return False
-    row = found.indices[side[0]]
-    return not any(row in form.values for form, stride in zip(found.access(factor), tensor.strides, strict=True) if stride == ONE)
+    return tiles
 
 
 def _with_room(schedule: Fma, operand: DType, total: DType, target: Target) -> Fma:
@@ -347,11 +348,11 @@ def _runs_along(found: Contraction, factor: Factor) -> bool:
 
 
 def turned(found: Contraction, schedule: WarpProduct) -> int:
-    """How many factors' elements are turned on their way to shared memory; one that neighbouring threads read far apart counts as three."""
+    """How many factors' elements are turned on their way to shared memory."""
     if not isinstance(schedule, Fma):
         return 0
     ways = ((found.a, schedule.a_copy), (found.b, schedule.b_copy))
-    return sum(3 if is_strewn(found, factor) else 1 for factor, way in ways if way != "pack" and (_runs_along(found, factor) or is_strewn(found, factor)))
+    return sum(1 for factor, way in ways if way != "pack" and _runs_along(found, factor))
 
 
 # -- the model ------------------------------------------------------------------------------------------------------

@@ -430,36 +430,13 @@ def _tried(outer: TileLowering, source: OperandSource, layout: Blocked) -> Opera
     return view
 
 
-def _near_axis(source: OperandSource) -> int | None:
-    """The axis of the tile that alone decides where its main load, of words or more, reads along memory: rows of an image, which begin and end anywhere."""
-    op = source.main
-    if op is None or not isinstance(op.operands[0].type, Tensor) or op.operands[0].type.dtype.itemsize < 4:
-        return None
-    memory = op.operands[0].type
-    axes: set[int] = set()
-    for index, stride in zip(op.operands[1 : 1 + memory.rank], memory.strides, strict=True):
-        if stride == ONE:
-            waiting = [index]
-            while waiting:
-                made = source.made.get(waiting.pop())
-                if made is not None and isinstance(made.results[0].type, Tile):
-                    axis = made.attrs.get("axis")
-                    axes |= {axis} if made.opcode == "iota" and isinstance(axis, int) else set()
-                    waiting += made.operands
-    # Where places of the window are added, these move less.
-    across = {a for a in axes if _count(shape_of(source.operand)) // shape_of(source.operand)[a] < shape_of(source.operand)[a]}
-    return next(iter(across)) if len(across) == 1 else None
-
-
 def contiguous_axis(outer: TileLowering, source: OperandSource, threads: int) -> int | None:
     """The axis of the tile along which its main load reads neighbours."""
     shape = shape_of(source.operand)
     for axis in (0, 1):
         layout = shared_layout(shape, axis, 1, threads)
         if layout is not None:
-            axis = _tried(outer, source, layout).contiguous
-            import os
-            return axis if axis is not None or not os.environ.get("C32_NEAR") else _near_axis(source)
+            return _tried(outer, source, layout).contiguous
     raise _too_small(shape, threads)
 
 

@@ -24,13 +24,15 @@ from types import MappingProxyType
 from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image, plane
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, Size, ceildiv, minimum
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, contiguous_strides, minimum
 from tilewright.base.sizes import product as size_product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
-from tilewright.passes.common.nest_shapes import Condition, join, shape_of
+from tilewright.ir.types import INDEX
+from tilewright.ir.types import tensor as tensor_of
+from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, WarpProduct, Wgmma
 from tilewright.passes.to_tile.lower_loops import LoopLowering
@@ -65,6 +67,8 @@ class _ContractionLowering(LoopLowering):
         self.term = 0 if isinstance(schedule, Wgmma) and schedule.tf32_terms else -1
         """The summed index over products of parts, all of which one step computes."""
         self.made = {result: op for op in self.everything for result in op.results}
+        self.flat: dict[Value, Value] = {}
+        """Arrays that are read by the number of an element, and what they are then."""
 
     def run_contraction(self) -> Kernel:
         found, schedule = self.found, self.matrix
@@ -94,9 +98,10 @@ class _ContractionLowering(LoopLowering):
         attrs: dict[str, Attr] = {**self.kernel.attrs, "schedule": schedule.describe()}
         if together > 1:
             attrs["cluster"] = together
+        params = tuple(self.flat.get(p, p) for p in self.kernel.params)
         return replace(
-            self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks * together,), attrs=MappingProxyType(attrs)
-        )
+            self.kernel, stage=Stage.TILE, params=params, body=Block((), tuple(b.ops)), grid=(blocks * together,), attrs=MappingProxyType(attrs)
+        )  # fmt: skip
 
     # -- where a tile lies --------------------------------------------------------------------------------------
 
@@ -312,6 +317,8 @@ class _ContractionLowering(LoopLowering):
             guard = env[factor.guard]
             conditions.append(Condition(guard, edge=False))
             inside = [*inside, Condition(guard, edge=False)]
+        if self._is_gathered(factor, side):
+            needed = [self._by_number(b, factor, side, shape, env)]
         self._evaluate(b, [op for op in needed if op.results and op.results[0] not in env], env, conditions)
         value = self.widen(b, env[factor.value], shape)
         if factor.load is None and inside:
@@ -323,6 +330,50 @@ class _ContractionLowering(LoopLowering):
         elif isinstance(schedule, Wgmma):
             self._mark_end(b, factor, env[factor.value])
         return value
+
+    def _is_gathered(self, factor: Factor, side: Sequence[int]) -> bool:
+        """Whether threads bring a factor element by element: an image of words or more, whose places are several indices, in rows that are not read as they lie."""
+        found, tensor, load = self.found, factor.tensor, factor.load
+        if load is None or tensor is None or not isinstance(self.matrix, WarpProduct) or len(side) == 1 or found.batch or tensor.dtype.itemsize < 4 or load.attrs:
+            return False
+        known = {*(found.indices[p] for p in side), *found.k}
+        forms = found.access(factor)
+        uses = sum(1 for op in walk(self.kernel.body) for v in op.operands if v is load.operands[0])
+        dense = tensor.strides == contiguous_strides(tensor.shape)
+        if not dense or uses != 1 or load.operands[0] not in self.kernel.params or not all(set(form.values) <= known for form in forms):
+            return False
+        return not (len(forms[-1].factors) == 1 and forms[-1].is_just(found.indices[side[-1]]))
+
+    def _by_number(self, b: Builder, factor: Factor, side: Sequence[int], shape: Shape, env: dict[Value, Value]) -> Op:
+        """A load of the same element by its number in the array: what places of results add to it is known before the sum, and what those of the window add is the same
+        for all of them."""
+        found, load, tensor = self.found, factor.load, factor.tensor
+        assert load is not None and tensor is not None
+        forms = found.access(factor)
+
+        def total(values: Sequence[Value]) -> Value | None:
+            terms: Value | None = None
+            for value in values:
+                step = sum((form.factor(value) * stride for form, stride in zip(forms, tensor.strides, strict=True)), ZERO)
+                if step != ZERO:
+                    term = b.mul(env[value], b.like(b.index(step), env[value]))
+                    terms = term if terms is None else self._sum(b, terms, term)
+            return terms
+
+        places, window = total([found.indices[p] for p in side]), total(found.k)
+        first = b.index(sum((form.constant * stride for form, stride in zip(forms, tensor.strides, strict=True)), ZERO))
+        places = first if places is None else b.add(places, b.like(first, places))
+        number = places if window is None else b.add(self.widen(b, places, shape), self.widen(b, window, shape))
+        memory = load.operands[0]
+        if memory not in self.flat:
+            self.flat[memory] = Value(tensor_of(tensor.dtype, size_product(tensor.shape), align=tensor.align), memory.name)
+        flat, index = self.flat[memory], Value(INDEX, "number")
+        env[index], env[flat] = number, flat
+        return replace(load, operands=(flat, index))
+
+    def _sum(self, b: Builder, first: Value, second: Value) -> Value:
+        wide = join(shape_of(first), shape_of(second))
+        return b.add(self.widen(b, first, wide), self.widen(b, second, wide))
 
     def _mark_end(self, b: Builder, factor: Factor, value: Value) -> None:
         """Say where the sum ends in an array that goes on behind it: the copy engine knows no masks, and what it brings must be zero there. An infinity times the

@@ -11,6 +11,7 @@ import pytest
 from bench.families import convolutions
 
 import tilewright as tw
+from f32_reference import product
 from images_reference import convolved
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
@@ -60,3 +61,31 @@ def test_odd_sides(name: str, schedule: str) -> None:
     want = convolved(x, w, stride, padding, dilation)
     for found in results(kernel, SCHEDULES[schedule], True, x=x, w=w):
         assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
+
+
+def test_products_leave_from_registers() -> None:
+    """Columns of a matrix are neighbours in memory."""
+    x, w = normal(33, 70), normal(45, 70)
+    for found in results(product, FMA, False, x=x, w=w):
+        np.testing.assert_allclose(found, x.astype(np.float64) @ w.T, rtol=1e-4, atol=1e-4)
+
+
+def test_infinities_and_nothing() -> None:
+    """What is not a number stays where it is; places that no window reads are zero."""
+    kernel = convolutions.conv2d((1, 1), (2, 2), 1, False)
+    x, w = np.zeros((1, 9, 3, 5), np.float32), np.ones((12, 9, 3, 3), np.float32)
+    x[0, 4, 1, 1], x[0, 5, 2, 4] = np.inf, np.nan
+    with np.errstate(invalid="ignore"):
+        want = convolved(x, w, (1, 1), (2, 2), 1)
+    for schedule in ("fma", "mma"):
+        for found in results(kernel, SCHEDULES[schedule], True, x=x, w=w):
+            np.testing.assert_array_equal(np.isnan(found), np.isnan(want))
+            np.testing.assert_array_equal(found[~np.isnan(found)], want[~np.isnan(want)])
+
+
+def test_no_images() -> None:
+    kernel = tw.kernel(schedule=FMA)(convolutions.conv2d((2, 1), (1, 1), 1, False).python)
+    w = normal(12, 9, 3, 3)
+    stages = kernel.stages(normal(1, 9, 5, 7), w, target="sm_90a").stages
+    found = np.asarray(next(iter(run_program(stages.thread, {"x": np.zeros((0, 9, 5, 7), np.float32), "w": w}).values())))
+    assert found.shape == (0, 12, 3, 7)

@@ -1,8 +1,8 @@
 """Results of a contraction that leave registers by way of shared memory, so that the lanes of a warp write neighbours. Part of `lower_mma`.
 
-A thread's sums lie where multiplying them is cheap: a few neighbours along a row, in several rows. Where these can be written as vectors, that is as good as it gets. Where memory
-is not known to be aligned, as in images of odd sides, each would be a store of its own, whose neighbours in a warp write elsewhere; and each
-column has an address that is found by division. So some rows at a time go to shared memory, and the lanes of a warp take neighbours of them:
+A thread's sums lie where multiplying them is cheap: a few neighbours along a row, in several rows. Where columns are several indices walked as one, as the places of
+an image are, neighbours may lie in different rows of it: each is a store of its own, whose neighbours in a warp write elsewhere, at an address that is
+found by division. So some rows at a time go to shared memory, and the lanes of a warp take neighbours of them:
 
     what depends on columns alone, once
     for some rows of the tile { barrier;  registers -> shared memory;  barrier;  for a few of these rows { shared memory -> the kernel's epilogue } }
@@ -16,8 +16,8 @@ from tilewright.base.dtypes import f32
 from tilewright.base.sizes import ONE
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import MMA_LANES, Accumulator, Blocked
-from tilewright.ir.nodes import Op, Value, walk
-from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
+from tilewright.ir.nodes import Op, Value
+from tilewright.ir.types import Tensor, Tile, dtype_of
 from tilewright.passes.common.registers import Cell, Registers, shape_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
 
@@ -132,8 +132,8 @@ class ResultRows(TileLowering):
 
 
 def result_rows(outer: TileLowering, shape: tuple[int, int], ops: Sequence[Op], result: Value, threads: int) -> ResultRows | None:
-    """How the results of a tile leave by way of shared memory; None where that is not possible, or gains nothing: results are known to lie in vectors, or
-    not along columns that are several indices walked as one."""
+    """How the results of a tile leave by way of shared memory; None where that is not possible, or gains nothing: memory does not run along columns that are
+    several indices walked as one."""
     if "cp.async" not in outer.target.features or shape[1] % MMA_LANES or threads % MMA_LANES or dtype_of(result.type) is not f32:
         return None
     warps = threads // MMA_LANES
@@ -141,7 +141,7 @@ def result_rows(outer: TileLowering, shape: tuple[int, int], ops: Sequence[Op], 
     if not stores or warps & (warps - 1) or shape[1] & (shape[1] - 1) or any(op.regions or not _elementwise(op) for op in ops):
         return None
     made = {result: op for op in ops for result in op.results}
-    if not all(_along_columns(op, made) for op in stores) or _in_vectors(outer, shape, ops, result):
+    if not all(_along_columns(op, made) for op in stores):
         return None
     rows = ResultRows(outer, shape, ops, result, threads)
     whole = rows.height % (rows.together * rows.given.warps[0]) == 0 and outer.layout.registers(shape)[0] % rows.count == 0
@@ -181,24 +181,6 @@ def _sources(value: Value, made: dict[Value, Op]) -> tuple[set[int], bool]:
         divided = divided or op.opcode == "floordiv"
         waiting += op.operands
     return axes, divided
-
-
-def _in_vectors(outer: TileLowering, shape: tuple[int, int], ops: Sequence[Op], result: Value) -> bool:
-    """Whether the results' own registers are stored as vectors, as one row of them shows."""
-    scratch, before = Builder(), outer.env
-    _, columns = outer.layout.registers(shape)
-    outer.window = (range(1), range(columns))
-    zero = scratch.const(0, f32)
-    wide = scratch.op("broadcast", zero, width=outer.vector) if outer.vector > 1 else zero
-    outer.env = {**before, result: Registers(shape, dict.fromkeys(outer.cells(shape), wide))}
-    outer.ops(scratch, ops)
-    outer.env, outer.window = before, None
-    stored = [op.operands[1 + memory.rank].type for top in scratch.ops for op in _all(top) if op.opcode == "store" and isinstance(memory := op.operands[0].type, Tensor)]
-    return all(isinstance(t, Vec) for t in stored)
-
-
-def _all(op: Op) -> list[Op]:
-    return [op, *(inner for region in op.regions for inner in walk(region))]
 
 
 def _by_columns(ops: Sequence[Op], result: Value) -> tuple[list[Op], list[Op]]:

@@ -79,6 +79,10 @@ def attained(schedule: MatrixSchedule, kernel: Kernel, found: Contraction, work:
     costs = target.costs.warps
     by_axes = costs.images if isinstance(schedule, Mma) else costs.images_fma
     in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
+    image, side = (found.a, found.m) if len(found.m) > 1 else (found.b, found.n)
+    if not isinstance(schedule, Mma):
+        # What lies along the sum is turned on its way.
+        in_vectors = in_vectors and found.indices[side[-1]] in found.access(image)[-1].values
     return by_axes[0] if in_vectors else by_axes[min(axes, len(by_axes)) - 1]
 
 

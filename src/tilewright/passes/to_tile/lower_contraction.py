@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.analysis.affine import gap
 from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image, plane
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, contiguous_strides, minimum
+from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, ceildiv, contiguous_strides, minimum, without_clamp
 from tilewright.base.sizes import product as size_product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -47,6 +48,19 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
         raise CompilerBug.at("TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.horizontal}", kernel.span)
     lying = [found.apart() if schedule.apart else found for found in products]
     return _ContractionLowering(kernel, [found.swapped() if schedule.swap_ab else found for found in lying], schedule, target).run_contraction()
+
+
+def _least(last: Size, step: int) -> Size:
+    """No more than `last` times a negative step: `2 * floordiv(a, 2)` is at most `a`."""
+    total = ZERO
+    for monomial, factor in last.terms:
+        atom = monomial[0] if len(monomial) == 1 else None
+        divisor = atom.b.constant if isinstance(atom, SizeCall) and atom.op == "floordiv" else None
+        if isinstance(atom, SizeCall) and divisor and divisor > 0 and factor > 0 and (factor * step) % divisor == 0:
+            total = total + atom.a * (factor * step // divisor)
+        else:
+            total = total + Size(((monomial, factor * step),))
+    return total
 
 
 class _ContractionLowering(LoopLowering):
@@ -312,11 +326,10 @@ class _ContractionLowering(LoopLowering):
         values = [v for v in (factor.value, factor.guard) if v is not None]
         needed = self._needed(values)
         conditions = [*masks, *inside]
-        if factor.guard is not None:
-            self._evaluate(b, self._needed([factor.guard]), env, [])
-            guard = env[factor.guard]
-            conditions.append(Condition(guard, edge=False))
-            inside = [*inside, Condition(guard, edge=False)]
+        for test in self._tests(factor):
+            self._evaluate(b, self._needed([test]), env, [])
+            conditions.append(Condition(env[test], edge=False))
+            inside = [*inside, Condition(env[test], edge=False)]
         if self._is_gathered(factor, side):
             needed = [self._by_number(b, factor, side, shape, env)]
         self._evaluate(b, [op for op in needed if op.results and op.results[0] not in env], env, conditions)
@@ -330,6 +343,37 @@ class _ContractionLowering(LoopLowering):
         elif isinstance(schedule, Wgmma):
             self._mark_end(b, factor, env[factor.value])
         return value
+
+    def _tests(self, factor: Factor) -> list[Value]:
+        """The guard of a factor, or of an image that is gathered the tests of it that do not hold for all places of results and of the window."""
+        side = self.found.m if factor is self.found.a else self.found.n
+        if factor.guard is None or not self._is_gathered(factor, side):
+            return [factor.guard] if factor.guard is not None else []
+        tests: list[Value] = []
+        waiting = [factor.guard]
+        while waiting:
+            value = waiting.pop()
+            op = self.made.get(value)
+            if op is not None and op.opcode == "and":
+                waiting += op.operands
+            elif op is None or not self._holds(op):
+                tests.append(value)
+        return tests
+
+    def _holds(self, test: Op) -> bool:
+        """Whether a comparison holds wherever loops go: its distance from zero is least where indices that it falls with are largest."""
+        found, distance = self.found, gap(test, self.found.forms)
+        if distance is None:
+            return False
+        extents = dict(zip((*found.indices, *found.k), (*found.extents, *found.reduce_extents), strict=True))
+        least = distance.constant
+        for value, factor in distance.factors:
+            step = factor.constant
+            if step is None or value not in extents:
+                return False
+            if step < 0:
+                least = least + _least(without_clamp(extents[value]) - 1, step)
+        return least.constant is not None and least.constant >= 0
 
     def _is_gathered(self, factor: Factor, side: Sequence[int]) -> bool:
         """Whether threads bring a factor element by element: an image of words or more, whose places are several indices, in rows that are not read as they lie."""

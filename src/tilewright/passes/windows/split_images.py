@@ -184,6 +184,14 @@ class ImageForm:
         return self._taps_along(axis)[1]
 
     @property
+    def read(self) -> Size:
+        """Elements of the image in whose lines something is read."""
+        tensor = self.image.tensor
+        assert tensor is not None
+        skipped = {a for a in self.folded if tensor.strides[a] != ONE and (n := self.taps_along(a).constant) is not None and n < self.step(a)}
+        return product([self._places(a) * self.taps_along(a) if a in skipped else tensor.shape[a] for a in range(tensor.rank)])
+
+    @property
     def turns_last(self) -> bool:
         """Whether an axis is folded whose places are neighbours in memory."""
         assert self.image.tensor is not None

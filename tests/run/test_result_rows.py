@@ -15,6 +15,7 @@ from f32_reference import product
 from images_reference import convolved
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
+from tilewright.ir.types import Tile
 
 FMA = "family=fma m=128 n=128 k=8 stages=3 persistent=0 warps_m=2 warps_n=2"
 SCHEDULES = {
@@ -89,3 +90,13 @@ def test_no_images() -> None:
     stages = kernel.stages(normal(1, 9, 5, 7), w, target="sm_90a").stages
     found = np.asarray(next(iter(run_program(stages.thread, {"x": np.zeros((0, 9, 5, 7), np.float32), "w": w}).values())))
     assert found.shape == (0, 12, 3, 7)
+
+
+def test_windows_that_stay_inside_are_not_tested() -> None:
+    """Without padding no window leaves its image, whatever the stride; with padding each place is tested."""
+    for padding in (0, 1):
+        x, w = np.zeros((2, 9, 5, 7), np.float32), np.zeros((12, 9, 3, 3), np.float32)
+        kernel = tw.kernel(schedule=FMA)(convolutions.conv2d((2, 2), (padding, padding), 1, False).python)
+        tile = kernel.stages(x, w, target="sm_90a").stages.tile.calls[-1].kernel
+        tests = [op for op in walk(tile.body) if op.opcode in ("lt", "ge") and isinstance(op.result.type, Tile) and 1 not in op.result.type.shape]
+        assert bool(tests) == bool(padding)

@@ -12,7 +12,8 @@ multiply them is not visible here.
     }
 
 Several loop indices on one side (the pixels of a convolution) are walked as one and taken apart again, the innermost fastest. Of several
-summed indices one may be cut into steps (`inner`), the others being scalars of the step.
+summed indices one may be cut into steps (`inner`), the others being scalars of the step. An image that threads bring element by element is read by the number of an element,
+which is a sum of what places of results and places of the window add to it, and only tests that fail somewhere are made.
 """
 
 from __future__ import annotations

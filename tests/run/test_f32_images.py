@@ -16,6 +16,8 @@ from f32_reference import product
 from images_reference import Steps, convolved, transposed
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator import run_program
+from tilewright.ir.nodes import walk
+from tilewright.ir.types import Tile
 from tilewright.passes.schedules.matrix import Wgmma
 
 PARTS = "family=wgmma m=128 n=64 k=32 stages=2 math_warpgroups=2 tf32_terms=3 chunk=32"
@@ -102,6 +104,7 @@ FOLDED: dict[str, tuple[Any, Callable[..., np.ndarray], Shapes, Steps, Steps, in
     "2-D without padding": (convolutions.conv2d((2, 1), (0, 0), 2, False), convolved, ((1, 5, 11, 14), (18, 5, 3, 5)), (2, 1), (0, 0), 2, (1, 2)),
     "3-D": (convolutions.conv3d(2, 1), convolved, ((2, 9, 5, 6, 7), (20, 9, 1, 3, 3)), (2, 2, 2), (1, 1, 1), 1, (1, 3, 4, 7)),
     "backwards": (convolutions.transposed2d((1, 1), (3, 1), 2, True), transposed, ((2, 9, 5, 6), (9, 20, 3, 3)), (1, 1), (3, 1), 2, (1, 2)),
+    "windows of one": (convolutions.conv2d((2, 2), (0, 1), 1, False), convolved, ((2, 67, 5, 23), (18, 67, 1, 1)), (2, 2), (0, 1), 1, (2, 3)),
 }
 
 
@@ -129,6 +132,15 @@ def test_windows_are_folded_where_channels_are_few() -> None:
     assert isinstance(sparse.schedules[-1], Wgmma) and sparse.schedules[-1].folded == 1
     many = convolutions.conv2d((1, 1), (1, 1), 1, False).stages(np.zeros((8, 64, 99, 97), np.float32), np.zeros((96, 64, 3, 3), np.float32), target="sm_90a").stages
     assert isinstance(many.schedules[-1], Wgmma) and many.schedules[-1].folded == 0
+
+
+def test_copies_of_every_second_column_are_turned_by_lanes() -> None:
+    """Lanes of a warp read neighbours of a row, and write those of a pixel."""
+    x, w = np.zeros((13, 512, 144, 52), np.float32), np.zeros((144, 512, 1, 1), np.float32)
+    kernel = tw.kernel(schedule=f"{PARTS} folded=3")(convolutions.conv2d((2, 2), (0, 0), 1, False).python)
+    parts = kernel.stages(x, w, target="sm_90a").stages.tile.calls[0].kernel
+    assert "across=8" in str(parts.attrs["schedule"])
+    assert not any(op.opcode == "floordiv" and isinstance(op.result.type, Tile) for op in walk(parts.body))
 
 
 GATHERED: dict[str, tuple[Any, Shapes, Steps, Steps, int]] = {

@@ -32,6 +32,8 @@ class Nest:
     """For each parallel index, bytes accessed with stride one along it."""
     beside: tuple[frozenset[int], ...]
     """For each parallel index, those that accesses with stride one along it move with besides."""
+    near: tuple[frozenset[int], ...]
+    """The same for loads that lie a few elements apart along it, but not one."""
     reduce_stride_one: int
     """Bytes accessed with stride one along the innermost reduction index."""
     reduce_streamed: int
@@ -75,6 +77,7 @@ def _nest_of(kernel: Kernel) -> Nest:
     inner: tuple[Value, ...] = tuple(op.regions[0].args[-1] for op in (*reductions, *sweeps) if op.operands)
     weights = [0] * len(indices)
     beside: list[set[int]] = [set() for _ in indices]
+    near: list[set[int]] = [set() for _ in indices]
     reduce_weight = 0
     streamed: list[tuple[int, int]] = []
     moving = {*indices, *(k for op in (*reductions, *sweeps) for k in op.regions[0].args)}
@@ -97,6 +100,8 @@ def _nest_of(kernel: Kernel) -> Nest:
             if form.factor(index) == ONE:
                 weights[position] += size * (2 if op.opcode == "store" else 1)
                 beside[position] |= own
+            elif op.opcode == "load" and is_near(form.factor(index)):
+                near[position] |= own
         if any(form.factor(index) == ONE for index in inner):
             reduce_weight += size * 2
             streamed.append((depth, size * 2))
@@ -110,7 +115,7 @@ def _nest_of(kernel: Kernel) -> Nest:
         reduce_extent = constant_of(forms[sweeps[0].operands[1]])
     deepest = max((depth for depth, _ in streamed), default=0)
     return Nest(
-        parallel, extents, reductions, sweeps, tuple(weights), tuple(map(frozenset, beside)), reduce_weight,
+        parallel, extents, reductions, sweeps, tuple(weights), tuple(map(frozenset, beside)), tuple(map(frozenset, near)), reduce_weight,
         sum(size for depth, size in streamed if depth == deepest), reduce_extent, max(sizes, default=4), min(sizes, default=4),
     )  # fmt: skip
 

@@ -60,10 +60,15 @@ class WgmmaCosts:
     """Bytes that reach one multiprocessor from memory."""
     turn: float = 2.8e6
     """Bytes that a copy from channels first to channels last reads and writes."""
+    parts: tuple[float, float, float] = (3.4e6, 2.4e6, 1.2e6)
+    """Bytes that copies of images to parts of tf32 read and write: as they are, with places of a window beside channels, which are told apart by division, and with places that are neighbours
+    in memory."""
     chunked: float = 0.9
     """The part of its rate that a tile reaches whose sums are taken from the matrix units in chunks."""
     parted: float = 1.35
     """How much of the rate instructions on tf32 reach in convolutions of parts, at most: with n columns, n / (n + 32) of it."""
+    first: float = 1.0
+    """Until the first operands of a tile of such are there, and the last results on their way, for each 128 rows."""
     finish: float = 7e-6
     finish_hidden: float = 2e-6
     """What an instruction after the sum takes, for each result of a multiprocessor: with nothing beside it, and while the other group
@@ -138,6 +143,10 @@ class WarpCosts:
     reached: float = 0.56
     reached_loose: float = 0.36
     """The part of a data sheet's rate that products of f32 in parts reach, with operands brought 16 bytes at a time and one by one."""
+    images: tuple[float, ...] = (0.45, 0.32, 0.30, 0.22)
+    images_fma: tuple[float, ...] = (1.0, 0.92, 0.9, 0.78)
+    """The same for convolutions, whose places of results are two, three or four indices walked as one, by matrix instructions and by multiply-adds; first where operands
+    are brought 16 bytes at a time."""
     transposing: tuple[float, float, float] = (0.0, 0.05, 0.06)
     """The part of its time that turning the elements of so many factors costs a multiprocessor."""
     busy_warps: int = 8
@@ -394,7 +403,7 @@ def derived(multiprocessors: int, bandwidth: float, half: float, f32: float) -> 
     known = H200.wgmma
     wgmma = replace(
         known, rate=known.rate * matrix * share, feed=known.feed * memory * share, feed_ragged=known.feed_ragged * memory * share,
-        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, box=known.box * memory * share,
+        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, parts=(known.parts[0] * memory, known.parts[1] * memory, known.parts[2] * memory), box=known.box * memory * share,
         finish=known.finish / plain, finish_hidden=known.finish_hidden / plain, read=known.read / (memory * share),
         read_hidden=known.read_hidden / (memory * share), scatter=known.scatter / (memory * share),
         scatter_hidden=known.scatter_hidden / (memory * share),

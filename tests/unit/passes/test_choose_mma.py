@@ -116,3 +116,13 @@ def test_long_sums_whose_factors_would_be_packed_go_to_warps() -> None:
     assert [s.family for s in stages.schedules if isinstance(s, MatrixSchedule)] == ["mma"] and stages.schedules[0].split_k > 8
     square = kernel.stages(np.zeros((4096, 4095), np.float16), np.zeros((4095, 4096), np.float16), target="sm_90a").stages
     assert isinstance(square.schedules[-1], Wgmma)
+
+
+def test_images_of_f32_by_what_families_reach_with_them() -> None:
+    """Matrix instructions of warps spend their time on parts of tf32 and on places of images: multiply-adds are faster there."""
+    few = convolutions.pointwise.stages(np.zeros((16, 512, 128, 49), np.float32), np.zeros((120, 512), np.float32), target="sm_90a").stages.schedules[-1]
+    assert isinstance(few, MatrixSchedule) and few.family == "fma"
+    strided = convolutions.conv2d((2, 2), (0, 0), 1, False)
+    many = strided.stages(np.zeros((13, 512, 144, 52), np.float32), np.zeros((144, 512, 1, 1), np.float32), target="sm_90a").stages.schedules[-1]
+    assert isinstance(many, Wgmma) and many.folded == 3
+    assert isinstance(chosen("sm_90a", 2048, 2048, 40), MatrixSchedule) and chosen("sm_90a", 2048, 2048, 2048, precision="3xtf32").family == "mma"

@@ -307,9 +307,12 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
     tiles = [1] * rank
     # What does not move along the axis, such as scales by channel, comes from the cache however it is read.
     turned = next((p for p, weight in enumerate(nest.stride_one) if weight and p != axis and axis in nest.beside[p]), None)
+    apart = turned is None
+    if apart:
+        turned = next((p for p in range(rank) if p != axis and axis in nest.near[p]), None)
     if turned is not None and not nest.reductions and vector > 1 and hint(nest.extents[turned], hints) >= costs.across:
-        # Lanes take 4 vectors along the axis: a tile has at least these, and no more than the array.
-        tiles[axis] = max(4 * vector, min(16 * vector, power_of_two(hint(nest.extents[axis], hints))))
+        # Lanes take 4 vectors along the axis: a tile has at least these, and no more than the array. Of views rows are short.
+        tiles[axis] = max(4 * vector, min((32 if apart else 16) * vector, power_of_two(hint(nest.extents[axis], hints))))
         tiles[turned] = per_block // tiles[axis]
         return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads, across=costs.across)
     tiles[axis] = min(per_block, max(power_of_two(hint(nest.extents[axis], hints)), vector * 8))

@@ -206,6 +206,7 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
 _IMAGE_TILES = (
     Wgmma(128, 128, 32, stages=3, math_warpgroups=2, epilogue_stages=1),
     Wgmma(192, 128, 32, stages=2, math_warpgroups=3, epilogue_stages=1),
+    Wgmma(128, 96, 32, stages=3, math_warpgroups=2, epilogue_stages=1),
     Wgmma(128, 64, 32, stages=4, math_warpgroups=2, epilogue_stages=1),
     Wgmma(192, 64, 32, stages=3, math_warpgroups=3, epilogue_stages=1),
     Wgmma(256, 64, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
@@ -213,9 +214,6 @@ _IMAGE_TILES = (
     Wgmma(256, 32, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
 )
 """Tiles of convolutions in parts of tf32: a thread has two levels of sums, and a stage two tiles of each factor."""
-FOLDED, FOLDED_ALONG = 1.8, 3.0
-"""How much longer parts take to make where places of a window lie beside channels, which are told apart by division; the second where these are neighbours in
-memory: neighbouring threads read far apart."""
 IMAGE_STEP = 32
 """Channels of one step."""
 IMAGE_CHUNK = 32
@@ -262,14 +260,12 @@ def _image_ranked(form: ImageForm, terms: int, folded: int, target: Target, hint
     if lies is None or lies.channel != inner or not _in_reach(found, pixels, hints):
         return []
     shape = shape_of(found, hints)
-    moved = 0.0
-    for parts in (image_parts, weight_parts):
-        assert isinstance(parts.type, Tensor)
-        moved += target.costs.launch.second + 1.5 * _number(product(parts.type.shape), hints) * parts.type.dtype.itemsize / target.costs.wgmma.turn
-    if form.turns_last:
-        moved *= FOLDED_ALONG
-    elif form.depth != form.channels:
-        moved *= FOLDED
+    whole, divided, along = target.costs.wgmma.parts
+    rate = whole if form.depth == form.channels else along if form.turns_last else divided
+    assert isinstance(image_parts.type, Tensor) and isinstance(weight_parts.type, Tensor)
+    weights = _number(product(weight_parts.type.shape), hints)
+    elements = _number(product(image_parts.type.shape), hints) + _number(form.read, hints) + 1.5 * weights
+    moved = 2 * target.costs.launch.second + 4 * elements / rate
     store = "direct" if swap else "tma"
     tiles = [replace(s, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, chunk=IMAGE_CHUNK) for s in _IMAGE_TILES]
     # Steps are whole; what they read lies in the L2 cache, into which every pixel comes once.
@@ -285,7 +281,7 @@ def _image_time(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
     rate = costs.rate / 2 * costs.parted * schedule.n / (schedule.n + 32)
     feed = (schedule.m + schedule.n) * shape.k / schedule.tf32_terms * schedule.parts * 4 / costs.feed
     finish = 2 * 64 * area / costs.rate + area * (costs.scatter if schedule.swap_ab else costs.finish)
-    return costs.start + rounds * (max(2 * area * shape.k / rate, feed) + finish)
+    return costs.start + rounds * (max(2 * area * shape.k / rate, feed) + finish + costs.first * schedule.m / 128)
 
 
 def _is_roomy(schedule: Wgmma, found: Contraction, across: bool = False) -> bool:

@@ -68,7 +68,22 @@ def mma_schedules(
         candidates += [_with_room(s, operand, found.accumulator, target) for s in steps]
     candidates = [in_levels(own, replace(work, k=-(-k // own.split_k)), target, k) for s in candidates for own in in_parts(s, found, work, target)]
     fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
-    return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s))))
+    return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s)) / (attained(s, kernel, found, work, target) or 1.0)))
+
+
+def attained(schedule: MatrixSchedule, kernel: Kernel, found: Contraction, work: TileWork, target: Target) -> float | None:
+    """The part of what the model says that products of f32 with images reach, whose places are several indices walked as one; None for all others."""
+    axes = max(len(found.m), len(found.n))
+    if axes == 1 or work.operand is not f32 or work.precision not in ("3xtf32", "ieee") or "wgmma" not in target.features:
+        return None
+    costs = target.costs.warps
+    by_axes = costs.images if isinstance(schedule, Mma) else costs.images_fma
+    in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
+    image, side = (found.a, found.m) if len(found.m) > 1 else (found.b, found.n)
+    if not isinstance(schedule, Mma):
+        # What lies along the sum is turned on its way.
+        in_vectors = in_vectors and found.indices[side[-1]] in found.access(image)[-1].values
+    return by_axes[0] if in_vectors else by_axes[min(axes, len(by_axes)) - 1]
 
 
 def _lies_across(kernel: Kernel, found: Contraction, target: Target, m: int, n: int, k: int) -> bool:
@@ -89,7 +104,7 @@ def warp_time(listed: Sequence[MatrixSchedule], kernel: Kernel, found: Contracti
     work = TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1)
     in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
     reached = 1.0 if work.is_thin else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
-    return cost(first, target, work, turned(found, first)) / reached
+    return cost(first, target, work, turned(found, first)) / (attained(first, kernel, found, work, target) or reached)
 
 
 def precision_of(kernel: Kernel, operand: DType, k: int) -> str:
@@ -261,6 +276,8 @@ _FMA = (
     Fma(32, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
 )
 """Long steps for small tiles: little else hides the time operands take to arrive."""
+_FMA_IMAGES = Fma(64, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False)
+"""For images and few filters, with pixels along the longer side."""
 _FMA_F64 = (
     Fma(64, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
     Fma(64, 64, 16, stages=2, warps_m=4, warps_n=2, persistent=False),
@@ -316,6 +333,8 @@ _FAMILIES: dict[str, type[WaveProduct]] = {kind.family: kind for kind in (Mfma, 
 def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
     """Threads read rows that run across the sum; others are turned on their way, or by packing them first."""
     tiles: list[Fma] = list(_FMA_F64 if found.accumulator.itemsize == 8 else _FMA)
+    if max(len(found.m), len(found.n)) > 1 and found.accumulator.itemsize < 8:
+        tiles.append(_FMA_IMAGES if len(found.n) > 1 else replace(_FMA_IMAGES, m=_FMA_IMAGES.n, n=_FMA_IMAGES.m))
     plain = len(found.k) == len(found.m) == len(found.n) == 1 and found.a.dtype is found.b.dtype is f32
     first, second = (plain and _runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
     if first or second:

@@ -65,7 +65,7 @@ class Packing:
         self.packed = [factor for factor, way in zip((found.a, found.b), ways, strict=True) if way == "pack"]
         self.everything = list(walk(found.parallel.regions[0]))
         self.made = {result: op for op in self.everything for result in op.results}
-        inner = schedule.inner if len(found.k) > 1 else 0
+        inner = schedule.inner if schedule.inner >= 0 and len(found.k) > 1 else len(found.k) - 1
         self.sums = [p for p in range(len(found.k)) if p != inner] + [inner]
         """The summed indices, the one that steps walk last."""
         self.by_engine = isinstance(schedule, Wgmma)

@@ -12,7 +12,8 @@ multiply them is not visible here.
     }
 
 Several loop indices on one side (the pixels of a convolution) are walked as one and taken apart again, the innermost fastest. Of several
-summed indices one may be cut into steps (`inner`), the others being scalars of the step.
+summed indices one may be cut into steps (`inner`), the others being scalars of the step. An image that threads bring element by element is read by the number of an element,
+which is a sum of what places of results and places of the window add to it, and only tests that fail somewhere are made.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.analysis.affine import gap
 from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image, plane
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, Size, ceildiv, minimum
+from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, ceildiv, contiguous_strides, minimum, without_clamp
 from tilewright.base.sizes import product as size_product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
-from tilewright.passes.common.nest_shapes import Condition, join, shape_of
+from tilewright.ir.types import INDEX
+from tilewright.ir.types import tensor as tensor_of
+from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, WarpProduct, Wgmma
 from tilewright.passes.to_tile.lower_loops import LoopLowering
@@ -45,6 +49,19 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
         raise CompilerBug.at("TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.horizontal}", kernel.span)
     lying = [found.apart() if schedule.apart else found for found in products]
     return _ContractionLowering(kernel, [found.swapped() if schedule.swap_ab else found for found in lying], schedule, target).run_contraction()
+
+
+def _least(last: Size, step: int) -> Size:
+    """No more than `last` times a negative step: `2 * floordiv(a, 2)` is at most `a`."""
+    total = ZERO
+    for monomial, factor in last.terms:
+        atom = monomial[0] if len(monomial) == 1 else None
+        divisor = atom.b.constant if isinstance(atom, SizeCall) and atom.op == "floordiv" else None
+        if isinstance(atom, SizeCall) and divisor and divisor > 0 and factor > 0 and (factor * step) % divisor == 0:
+            total = total + atom.a * (factor * step // divisor)
+        else:
+            total = total + Size(((monomial, factor * step),))
+    return total
 
 
 class _ContractionLowering(LoopLowering):
@@ -65,6 +82,8 @@ class _ContractionLowering(LoopLowering):
         self.term = 0 if isinstance(schedule, Wgmma) and schedule.tf32_terms else -1
         """The summed index over products of parts, all of which one step computes."""
         self.made = {result: op for op in self.everything for result in op.results}
+        self.flat: dict[Value, Value] = {}
+        """Arrays that are read by the number of an element, and what they are then."""
 
     def run_contraction(self) -> Kernel:
         found, schedule = self.found, self.matrix
@@ -94,9 +113,10 @@ class _ContractionLowering(LoopLowering):
         attrs: dict[str, Attr] = {**self.kernel.attrs, "schedule": schedule.describe()}
         if together > 1:
             attrs["cluster"] = together
+        params = tuple(self.flat.get(p, p) for p in self.kernel.params)
         return replace(
-            self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks * together,), attrs=MappingProxyType(attrs)
-        )
+            self.kernel, stage=Stage.TILE, params=params, body=Block((), tuple(b.ops)), grid=(blocks * together,), attrs=MappingProxyType(attrs)
+        )  # fmt: skip
 
     # -- where a tile lies --------------------------------------------------------------------------------------
 
@@ -136,9 +156,9 @@ class _ContractionLowering(LoopLowering):
         return batch, b.mul(down_there, b.index(self.matrix.m)), b.mul(along, b.index(self.matrix.n))
 
     def _walk(
-        self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value]
+        self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value], short: bool = False
     ) -> list[Condition]:
-        """Bind loop indices to a tile of numbers along an axis; returns the condition that they are inside."""
+        """Bind loop indices to a tile of numbers along an axis; returns the condition that they are inside. `short`: numbers fit 32 bits, where division is cheap."""
         total = ONE
         for size in sizes:
             total = total * size
@@ -150,12 +170,13 @@ class _ContractionLowering(LoopLowering):
         if len(indices) == 1:
             env[indices[0]] = number
             return inside
+        number = b.cast(number, u32) if short else number
         for index, size in reversed(list(zip(indices[1:], sizes[1:], strict=True))):
-            divisor = b.like(b.index(size), number)
+            divisor = b.like(b.cast(b.index(size), u32) if short else b.index(size), number)
             quotient = b.op("floordiv", number, divisor)
-            env[index] = b.sub(number, b.mul(quotient, divisor))
+            env[index] = b.cast(b.sub(number, b.mul(quotient, divisor)), i64)
             number = quotient
-        env[indices[0]] = number
+        env[indices[0]] = b.cast(number, i64)
         return inside
 
     def _steps(self) -> Size:
@@ -188,10 +209,18 @@ class _ContractionLowering(LoopLowering):
             env[found.k[outer[0]]] = b.cast(rest, i64)
         return start
 
+    def _is_short(self) -> bool:
+        """Whether the length of the sum fits 32 bits: rows of weights of four bytes have an element for each term, and there are several rows."""
+        found = self.found
+        loads = [f for f in (found.a, found.b) if f.load is not None and f.dtype.itemsize >= 4]
+        return any(all(any(form.is_just(k) for form in found.access(f)) for k in found.k) for f in loads)
+
     def _walk_sum(self, b: Builder, k: Value, axis: int, env: dict[Value, Value]) -> list[Condition]:
         found = self.found
         if self.inner < 0:
-            return self._walk(b, k, axis, self.matrix.k, found.k, found.reduce_extents, env)
+            # Where a step is a part of the last index, there is nothing to divide.
+            short = len(found.k) > 1 and self._is_short() and not found.reduce_extents[-1].divisible_by(self.matrix.k, self.kernel.facts)
+            return self._walk(b, k, axis, self.matrix.k, found.k, found.reduce_extents, env, short)
         start = self._step_indices(b, k, env)
         return self._walk(b, start, axis, self.matrix.k, [found.k[self.inner]], [found.reduce_extents[self.inner]], env)
 
@@ -298,11 +327,12 @@ class _ContractionLowering(LoopLowering):
         values = [v for v in (factor.value, factor.guard) if v is not None]
         needed = self._needed(values)
         conditions = [*masks, *inside]
-        if factor.guard is not None:
-            self._evaluate(b, self._needed([factor.guard]), env, [])
-            guard = env[factor.guard]
-            conditions.append(Condition(guard, edge=False))
-            inside = [*inside, Condition(guard, edge=False)]
+        for test in self._tests(factor):
+            self._evaluate(b, self._needed([test]), env, [])
+            conditions.append(Condition(env[test], edge=False))
+            inside = [*inside, Condition(env[test], edge=False)]
+        if self._is_gathered(factor, side):
+            needed = [self._by_number(b, factor, side, shape, env)]
         self._evaluate(b, [op for op in needed if op.results and op.results[0] not in env], env, conditions)
         value = self.widen(b, env[factor.value], shape)
         if factor.load is None and inside:
@@ -314,6 +344,81 @@ class _ContractionLowering(LoopLowering):
         elif isinstance(schedule, Wgmma):
             self._mark_end(b, factor, env[factor.value])
         return value
+
+    def _tests(self, factor: Factor) -> list[Value]:
+        """The guard of a factor, or of an image that is gathered the tests of it that do not hold for all places of results and of the window."""
+        side = self.found.m if factor is self.found.a else self.found.n
+        if factor.guard is None or not self._is_gathered(factor, side):
+            return [factor.guard] if factor.guard is not None else []
+        tests: list[Value] = []
+        waiting = [factor.guard]
+        while waiting:
+            value = waiting.pop()
+            op = self.made.get(value)
+            if op is not None and op.opcode == "and":
+                waiting += op.operands
+            elif op is None or not self._holds(op):
+                tests.append(value)
+        return tests
+
+    def _holds(self, test: Op) -> bool:
+        """Whether a comparison holds wherever loops go: its distance from zero is least where indices that it falls with are largest."""
+        found, distance = self.found, gap(test, self.found.forms)
+        if distance is None:
+            return False
+        extents = dict(zip((*found.indices, *found.k), (*found.extents, *found.reduce_extents), strict=True))
+        least = distance.constant
+        for value, factor in distance.factors:
+            step = factor.constant
+            if step is None or value not in extents:
+                return False
+            if step < 0:
+                least = least + _least(without_clamp(extents[value]) - 1, step)
+        return least.constant is not None and least.constant >= 0
+
+    def _is_gathered(self, factor: Factor, side: Sequence[int]) -> bool:
+        """Whether threads bring a factor element by element: an image of words or more, whose places are several indices, in rows that are not read as they lie."""
+        found, tensor, load = self.found, factor.tensor, factor.load
+        if load is None or tensor is None or not isinstance(self.matrix, WarpProduct) or len(side) == 1 or found.batch or tensor.dtype.itemsize < 4 or load.attrs:
+            return False
+        known = {*(found.indices[p] for p in side), *found.k}
+        forms = found.access(factor)
+        uses = sum(1 for op in walk(self.kernel.body) for v in op.operands if v is load.operands[0])
+        dense = tensor.strides == contiguous_strides(tensor.shape)
+        if not dense or uses != 1 or load.operands[0] not in self.kernel.params or not all(set(form.values) <= known for form in forms):
+            return False
+        return not (len(forms[-1].factors) == 1 and forms[-1].is_just(found.indices[side[-1]]))
+
+    def _by_number(self, b: Builder, factor: Factor, side: Sequence[int], shape: Shape, env: dict[Value, Value]) -> Op:
+        """A load of the same element by its number in the array: what places of results add to it is known before the sum, and what those of the window add is the same
+        for all of them."""
+        found, load, tensor = self.found, factor.load, factor.tensor
+        assert load is not None and tensor is not None
+        forms = found.access(factor)
+
+        def total(values: Sequence[Value]) -> Value | None:
+            terms: Value | None = None
+            for value in values:
+                step = sum((form.factor(value) * stride for form, stride in zip(forms, tensor.strides, strict=True)), ZERO)
+                if step != ZERO:
+                    term = b.mul(env[value], b.like(b.index(step), env[value]))
+                    terms = term if terms is None else self._sum(b, terms, term)
+            return terms
+
+        places, window = total([found.indices[p] for p in side]), total(found.k)
+        first = b.index(sum((form.constant * stride for form, stride in zip(forms, tensor.strides, strict=True)), ZERO))
+        places = first if places is None else b.add(places, b.like(first, places))
+        number = places if window is None else b.add(self.widen(b, places, shape), self.widen(b, window, shape))
+        memory = load.operands[0]
+        if memory not in self.flat:
+            self.flat[memory] = Value(tensor_of(tensor.dtype, size_product(tensor.shape), align=tensor.align), memory.name)
+        flat, index = self.flat[memory], Value(INDEX, "number")
+        env[index], env[flat] = number, flat
+        return replace(load, operands=(flat, index))
+
+    def _sum(self, b: Builder, first: Value, second: Value) -> Value:
+        wide = join(shape_of(first), shape_of(second))
+        return b.add(self.widen(b, first, wide), self.widen(b, second, wide))
 
     def _mark_end(self, b: Builder, factor: Factor, value: Value) -> None:
         """Say where the sum ends in an array that goes on behind it: the copy engine knows no masks, and what it brings must be zero there. An infinity times the

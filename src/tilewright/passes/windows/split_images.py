@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from tilewright.analysis.affine import gap
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction, restates_bounds
-from tilewright.base.dtypes import f32, u32
+from tilewright.base.dtypes import f32, i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, ceildiv, product
@@ -184,6 +184,14 @@ class ImageForm:
         return self._taps_along(axis)[1]
 
     @property
+    def read(self) -> Size:
+        """Elements of the image in whose lines something is read."""
+        tensor = self.image.tensor
+        assert tensor is not None
+        skipped = {a for a in self.folded if tensor.strides[a] != ONE and (n := self.taps_along(a).constant) is not None and n < self.step(a)}
+        return product([self._places(a) * self.taps_along(a) if a in skipped else tensor.shape[a] for a in range(tensor.rank)])
+
+    @property
     def turns_last(self) -> bool:
         """Whether an axis is folded whose places are neighbours in memory."""
         assert self.image.tensor is not None
@@ -240,19 +248,21 @@ class ImageForm:
 
     def _unfolded(self, b: Builder, index: Value) -> tuple[Value, dict[int, Value]]:
         """The channel that an index of parts is, and by axis the place of the window."""
-        places: dict[int, Value] = {}
-        if all(self._taps_along(axis)[0] is None for axis in self.folded):
+        taps = {axis: position for axis in self.folded if (position := self._taps_along(axis)[0]) is not None}
+        several = [axis for axis in taps if self._taps_along(axis)[1] != ONE]
+        places = {axis: b.index(0) for axis in taps if axis not in several}
+        if not several:
             return index, places
-        channels = b.index(self.channels)
-        rest = b.op("floordiv", index, channels)
-        channel = b.sub(index, b.mul(rest, channels))
-        with_taps = [axis for axis in self.folded if self._taps_along(axis)[0] is not None]
-        for axis in reversed(with_taps[1:]):
-            extent = b.index(self._taps_along(axis)[1])
-            whole = b.op("floordiv", rest, extent)
-            places[axis] = b.sub(rest, b.mul(whole, extent))
-            rest = whole
-        places[with_taps[0]] = rest
+
+        def divided(value: Value, by: Size) -> tuple[Value, Value]:
+            # Channels of a pixel fit 32 bits, where division is cheap.
+            quotient = b.cast(b.op("floordiv", b.cast(value, u32), b.cast(b.index(by), u32)), i64)
+            return quotient, b.sub(value, b.mul(quotient, b.index(by)))
+
+        rest, channel = divided(index, self.channels)
+        for axis in reversed(several[1:]):
+            rest, places[axis] = divided(rest, self._taps_along(axis)[1])
+        places[several[0]] = rest
         return channel, places
 
     def _whole(self, size: Size, unit: int) -> Size:

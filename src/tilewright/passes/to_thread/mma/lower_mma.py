@@ -33,6 +33,7 @@ from tilewright.passes.schedules.matrix import Mma, WarpProduct, WaveProduct
 from tilewright.passes.schedules.sum_levels import PartialSums, in_registers, stretches
 from tilewright.passes.to_thread.lower_tiles import TileLowering
 from tilewright.passes.to_thread.mma.packed_operand import PackedOperand
+from tilewright.passes.to_thread.mma.result_rows import ResultRows, result_rows
 from tilewright.passes.to_thread.mma.units import FmaUnit, HorizontalUnit, MmaUnit, MultiplyUnit
 from tilewright.passes.to_thread.mma.wave_unit import WaveUnit
 from tilewright.passes.to_thread.stage_operand import (
@@ -152,6 +153,7 @@ class _MmaLowering(TileLowering):
         sources = [OperandSource(self.kernel, self.sum, v) for v in operands]
         packed = s.b_copy == "packed"
         axes = [None if packed and number else contiguous_axis(self, source, s.threads) for number, source in enumerate(sources)]
+        self.rows = self._result_rows()
         operand, total = dtype_of(product.operands[0].type), dtype_of(product.result.type)
         # Matrix instructions for f32 that nobody asked for multiply its parts.
         precision = str(self.kernel.attrs.get("precision", "3xtf32" if isinstance(s, Mma) else "ieee"))
@@ -184,6 +186,23 @@ class _MmaLowering(TileLowering):
             length: PartialSums(b, self.unit.zeros(Builder()), self.thread, s.threads, number)
             for number, length in enumerate(lengths[: len(lengths) - self._inner_levels()])
         }
+        if self.rows is not None:
+            self._place_rows(b, self.rows)
+
+    def _result_rows(self) -> ResultRows | None:
+        """How results leave by way of shared memory, where that gains something."""
+        s, ops = self.schedule, self.kernel.body.ops
+        if s.persistent or isinstance(s, WaveProduct) or len(self.products) > 1 or self.sum not in ops:
+            return None
+        return result_rows(self, (s.m, s.n), ops[ops.index(self.sum) + 1 :], self.sum.results[0], s.threads)
+
+    def _place_rows(self, b: Builder, rows: ResultRows) -> None:
+        """Where rows of results lie on their way: in a ring that nobody needs any more, if one has room."""
+        rings = [view.ring for view in self.views if self.stages * view.ring.size >= rows.size]
+        dtype = dtype_of(self.sum.results[0].type)
+        same = [ring.memory for ring in rings if ring.dtype is dtype]
+        rows.memory = same[0] if same else b.op("alloc", dtype=dtype, shape=(rows.size,), space="shared", align=128, name="rows")
+        rows.coordinates(b)
 
     def _before(self, b: Builder, ops: Sequence[Op]) -> bool:
         """Everything before the sum, for a look at what operands are made of."""
@@ -330,6 +349,9 @@ class _MmaLowering(TileLowering):
 
     def _finish(self, b: Builder, ops: Sequence[Op]) -> None:
         """What the kernel does to its results, a few registers at a time."""
+        if self.rows is not None:
+            self.rows.finish(b)
+            return
         rows, columns = self.layout.registers((self.schedule.m, self.schedule.n))
         for row in range(rows):
             self.window = (range(row, row + 1), range(columns))

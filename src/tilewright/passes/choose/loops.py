@@ -16,6 +16,7 @@ from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.loop_nest import (
     FEWEST_LANES,
     Nest,
+    aligned_rows,
     aligned_walk,
     aligned_width,
     can_repeat,
@@ -246,7 +247,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if target.has("serial") and rank and hint(nest.extents[-1], hints) >= _PATCH_THREADS:
         return Schedule((*[1] * (rank - 1), _PATCH_THREADS), 1, 1, vector_index=rank - 1, threads=_PATCH_THREADS)
     if nest.reduces_along:
-        return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
+        return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target, aligned_rows(kernel, nest, vector))
     if walks_views(kernel, nest):
         return _gpu_rows(nest, rank, 1, power_of_two(hint(nest.reduce_extent, hints)), target)
     return _gpu_columns(kernel, nest, rank, vector, target, hints)
@@ -322,8 +323,10 @@ def _patches(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Sc
     return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=max(1, prod(tiles) // (vector * _PATCH_ROWS)))
 
 
-def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
-    """The reduction walks memory: lanes and warps along it; several rows per block when rows are short."""
+def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target, aligned: int = 0) -> Schedule:
+    """The reduction walks memory: lanes and warps along it; several rows per block when rows are short. `aligned`: the elements that are read at once where rows do not
+    begin at whole vectors. A thread has as many elements of them, but those of neighbouring lanes lie side by side: single elements of whole vectors would ask for
+    every line of the cache several times."""
     # Wide accumulators and (value, index) pairs leave room for fewer vectors in flight.
     pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
     steps = 4 if nest.narrowest >= 4 and not pairs else 2
@@ -337,7 +340,7 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target) -
         tiles[rank - 1] = rows
     else:
         rows = 1
-    return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
+    return Schedule(tuple(tiles), reduce_tile, aligned or vector, vector_on_reduction=True, threads=per_row * rows)
 
 
 def range_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:

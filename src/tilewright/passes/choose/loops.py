@@ -470,13 +470,18 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     steps = -(-length // (threads * vector * cluster))
     if steps * vector > _most_values(kernel, nest, costs, threads, cluster):
         return None
-    scaled = steps * vector > costs.values // 2 and cluster == 1 and len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1
     found = Schedule(
         tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
-        whole=True, cluster=cluster, resident=max(1, 2 * costs.threads // threads) if scaled else 0,
+        whole=True, cluster=cluster, resident=_row_resident(kernel, nest, costs, threads, cluster, steps * vector),
     )  # fmt: skip
     narrow, known = vector * nest.narrowest < costs.vector, nest.reduce_extent.name or nest.reduce_extent.constant is not None
     return (_shifted(kernel, nest, costs, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
+
+
+def _row_resident(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, cluster: int, values: int) -> int:
+    """Blocks that are to find room at once, where each thread holds so many elements of a row; 0 leaves it to the assembler."""
+    scaled = values > costs.values // 2 and cluster == 1 and len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1
+    return max(1, 2 * costs.threads // threads) if scaled else 0
 
 
 def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector: int) -> tuple[int, int]:

@@ -474,7 +474,7 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
         tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
         whole=True, cluster=cluster, resident=_row_resident(kernel, nest, costs, threads, cluster, steps * vector),
     )  # fmt: skip
-    narrow, known = vector * nest.narrowest < costs.vector, nest.reduce_extent.name or nest.reduce_extent.constant is not None
+    narrow, known = vector * nest.narrowest < costs.vector, nest.reduce_extent.product_name or nest.reduce_extent.constant is not None
     return (_shifted(kernel, nest, costs, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
 
 

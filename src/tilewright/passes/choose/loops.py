@@ -232,7 +232,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
         if ranges is not None:
             return ranges
-    if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0:
+    if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0 and not _wait_for_terms(nest, hints, target, vector):
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.
         return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, target, 1)
@@ -251,6 +251,18 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if walks_views(kernel, nest):
         return _gpu_rows(nest, rank, 1, power_of_two(hint(nest.reduce_extent, hints)), target)
     return _gpu_columns(kernel, nest, rank, vector, target, hints)
+
+
+def _wait_for_terms(nest: Nest, hints: Mapping[str, int], target: Target, vector: int) -> bool:
+    """Whether sums across rows, of a length that only a call tells, are too few to fill the device: a thread would ask for a few of its terms at a time, and nobody else
+    would have anything to do meanwhile. The partial results of a sum that was cut are such."""
+    if target.has("serial") or nest.reduce_stride_one or nest.reduce_extent.constant is not None or hint(nest.reduce_extent, hints) <= _AT_ONCE:
+        return False
+    return hint(product(nest.extents), hints) < target.multiprocessors * _MAP_THREADS * vector
+
+
+_AT_ONCE, _MAP_THREADS = 8, 128
+"""Terms of a loop that are on their way soon, and threads of a block that has results of its own."""
 
 
 def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool:

@@ -131,6 +131,11 @@ def weighted(x: tw.Array, v: tw.Array) -> float:
 
 
 @tw.kernel
+def left_product(t: tw.Array, a: tw.Array) -> tw.Array:
+    return t @ a
+
+
+@tw.kernel
 def middle_sum(x: tw.Array) -> tw.Array:
     _, b, _ = x.shape
     out = tw.empty((b,), x.dtype)
@@ -212,6 +217,26 @@ def test_sums_whose_axes_do_not_collapse_fill_the_device(kernel: tw.Kernel, argu
     grid = artifact.launches[0].grid[0]
     sizes = {"n": 4096, "m": 1024, "b": 3, "_$1": 256, "_$2": 1000}
     assert grid.evaluate(sizes) >= 256
+
+
+@pytest.mark.parametrize(("columns", "vector"), [(8841, 1), (16810, 1), (8844, 4), (16384, 4)])
+def test_rows_that_begin_anywhere_are_read_side_by_side(columns: int, vector: int) -> None:
+    """As many elements at once as rows are aligned to, those of neighbouring lanes beside each other; all blocks have as much to do."""
+    arguments = zeros(300, columns), zeros(columns)
+    parts = weighted.stages(*arguments, target="sm_90a").stages.schedules[0]
+    assert (parts.vector, parts.vector_on_reduction) == (vector, True)
+    artifact = weighted.compile(*arguments, target="sm_90a")
+    assert artifact.launches[0].grid[0].evaluate({"n": 300, "m": columns}) == 300 * -(-columns // 8192)
+    entry = re.split(r"\.visible \.entry", artifact.code.decode())[1]
+    widths = {int(w or 1) for w in re.findall(r"ld\.global(?:\.nc)?(?:\.v(\d))?\.b32", entry)}
+    assert max(widths) == vector
+    assert len(re.findall(r"setp", entry)) <= 48  # all steps but the last are whole: no lane of theirs is tested
+
+
+def test_partial_results_of_few_sums_are_shared_by_threads() -> None:
+    (parts, total) = left_product.stages(zeros(12678), zeros(12678, 7888), target="sm_90a").stages.schedules
+    assert parts.across_rows
+    assert total.across_rows
 
 
 def test_softmax_of_rows_that_no_cluster_holds_reads_twice() -> None:

@@ -342,6 +342,7 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target, a
     # Wide accumulators and (value, index) pairs leave room for fewer vectors in flight.
     pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
     steps = 4 if nest.narrowest >= 4 and not pairs else 2
+    aligned = 0 if pairs else aligned  # what is found out of pairs takes longer than reading them
     # A row of ordinary length takes 128 threads, the long stretches of a split reduction more.
     most = 8 if target.has("serial") else 128 if length <= 8192 else 512 if nest.narrowest >= 4 and not pairs else 256
     per_row = max(target.warp_size, min(most, target.max_threads, length // vector))
@@ -472,7 +473,9 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     while vector > 1 and not nest.reduce_extent.divisible_by(vector, kernel.facts):
         vector //= 2
     tiles = [1] * len(nest.extents)
-    threads, cluster = _row_threads(kernel, nest, target, length, vector)
+    narrow = vector * nest.narrowest < costs.vector
+    scaled = not narrow and bool(read_shared(kernel, (*nest.reductions, *nest.sweeps)))
+    threads, cluster = _row_threads(kernel, nest, target, length, vector, scaled)
     if tiles and threads < costs.block:
         rows = product(nest.extents)
         if rows.names <= sizes.keys() and rows.evaluate(sizes) == 1:
@@ -484,19 +487,23 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
         return None
     found = Schedule(
         tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
-        whole=True, cluster=cluster, resident=_row_resident(kernel, nest, costs, threads, cluster, steps * vector),
+        whole=True, cluster=cluster, resident=_row_resident(kernel, nest, costs, threads, cluster, steps * vector, scaled),
     )  # fmt: skip
-    narrow, known = vector * nest.narrowest < costs.vector, nest.reduce_extent.product_name or nest.reduce_extent.constant is not None
+    known = nest.reduce_extent.product_name or nest.reduce_extent.constant is not None
     return (_shifted(kernel, nest, costs, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
 
 
-def _row_resident(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, cluster: int, values: int) -> int:
-    """Blocks that are to find room at once, where each thread holds so many elements of a row; 0 leaves it to the assembler."""
-    scaled = values > costs.values // 2 and cluster == 1 and len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1
-    return max(1, 2 * costs.threads // threads) if scaled else 0
+def _row_resident(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, cluster: int, values: int, scaled: bool) -> int:
+    """Blocks that are to find room at once, where each thread holds so many elements of a row; 0 leaves it to the assembler. `scaled`: rows in whole vectors are
+    multiplied with what is the same for all of them."""
+    if values <= costs.values // 2:
+        return 0
+    if cluster > 1:
+        return 2 if scaled and threads == costs.threads else 0
+    return max(1, 2 * costs.threads // threads) if len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1 else 0
 
 
-def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector: int) -> tuple[int, int]:
+def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector: int, scaled: bool) -> tuple[int, int]:
     """Threads of a block, and blocks, that hold a row: as few as can."""
     whole, costs = power_of_two(length), target.costs.rows
     share = max(vector, costs.share * (1 if nest.narrowest >= 4 else 2))
@@ -507,7 +514,8 @@ def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector
         return 2 * costs.threads, 1
     if "cluster" not in target.features or not nest.extents:
         return target.max_threads, 1
-    for threads in (costs.threads, 2 * costs.threads):
+    # A row that is scaled takes registers for what it is scaled with: rather few large blocks.
+    for threads in (2 * costs.threads, costs.threads) if scaled and nest.narrowest >= 4 else (costs.threads, 2 * costs.threads):
         cluster = max(2, whole // (_most_values(kernel, nest, costs, threads, 2) * threads))
         if cluster <= costs.cluster:
             break
@@ -571,6 +579,10 @@ def _gpu_columns(kernel: Kernel, nest: Nest, rank: int, vector: int, target: Tar
     if rank == 0:
         return Schedule((), 256, 1, vector_on_reduction=True, threads=256)
     tiles = [1] * rank
+    wide = part_tile(kernel, nest, axis, target, hints) if "reduce_extent" in kernel.attrs else None
+    if wide is not None:
+        tiles[axis], rows, threads = wide
+        return Schedule(tuple(tiles), rows, min(aligned_width(kernel, nest, axis, vector), tiles[axis]), vector_index=axis, threads=threads, resident=PARTS_RESIDENT)
     warps, deep = (8, 4) if nest.narrowest >= 4 else (4, 8)
     sums = max((dtype_of(op.results[0].type).itemsize + 8 * str(op.attrs["kind"]).startswith("arg") for op in nest.reductions), default=4)
     width, aligned = target.warp_size * vector, aligned_width(kernel, nest, axis, vector)
@@ -583,6 +595,23 @@ def _gpu_columns(kernel: Kernel, nest: Nest, rank: int, vector: int, target: Tar
     return Schedule(tuple(tiles), min(held // tiles[axis], _MOST_ROWS), min(vector, tiles[axis]), vector_index=axis, threads=target.warp_size * warps)
 
 
+def part_tile(kernel: Kernel, nest: Nest, axis: int, target: Target, hints: Mapping[str, int]) -> tuple[int, int, int] | None:
+    """Columns, rows of a step, and threads of a block that has a part of sums across rows: a warp reads four vectors side by side, and two such blocks are all that a
+    multiprocessor has at once. None where blocks are those of sums that are not cut."""
+    pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
+    threads = target.warp_size * _PART_WARPS
+    if nest.narrowest < 4 or pairs or len(nest.reductions) != 1 or target.warp_size != 32:
+        return None
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    held = threads * vector * _PART_VECTORS
+    if threads > target.max_threads or PARTS_RESIDENT * threads > target.threads_per_sm or PARTS_RESIDENT * held * nest.widest * 2 > target.max_shared:
+        return None
+    columns = column_tile(nest, axis, target.warp_size * vector * _PART_VECTORS, hints)
+    return columns, min(held // columns, _MOST_ROWS), threads
+
+
+_PART_WARPS, _PART_VECTORS, PARTS_RESIDENT = 16, 4, 2
+"""Warps of a block that adds up a part of the rows, vectors that each of its threads has on their way, and such blocks of a multiprocessor."""
 _FEWEST_COLUMNS, _MOST_ROWS = 4, 512
 
 

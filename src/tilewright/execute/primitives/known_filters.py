@@ -28,7 +28,6 @@ from tilewright.runtime.core.device import LoadedProgram
 from tilewright.runtime.exchange.libraries import Library
 from tilewright.runtime.memory.device_array import ArrayDevice, DeviceArray
 
-
 _LOOKED_FOR = 1_000_000
 """Nanoseconds that the host looks for a count by itself."""
 _STREAMS = 16

@@ -27,7 +27,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, is_watched, walk
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
@@ -379,7 +379,7 @@ class _Cutting:
             if value in wanted and value not in local:
                 local[value] = b.op("load", memory, *indices)
 
-    def add(self, name: str, b: Builder, attributes: Mapping[str, object]) -> None:
+    def add(self, name: str, b: Builder, attributes: Mapping[str, Attr]) -> None:
         attrs = {**self.kernel.attrs, **attributes}
         kernel = Kernel(name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts, attrs=MappingProxyType(attrs), span=self.kernel.span)
         kernel = eliminate_dead(kernel)
@@ -388,7 +388,7 @@ class _Cutting:
         args = tuple(self.names[p] for p in kernel.params)
         self.calls.append(KernelCall(collapse(kernel), args, self.call.loops))
 
-    def nest_of_points(self, name: str, extents: Sequence[Size], names: Sequence[str], body: Callable[..., list[Value]], **attributes: object) -> None:
+    def nest_of_points(self, name: str, extents: Sequence[Size], names: Sequence[str], body: Callable[..., list[Value]], **attributes: Attr) -> None:
         b = Builder(self.kernel.span)
         outside: dict[Value, Value] = {}
         clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], outside)
@@ -437,7 +437,7 @@ class _Cutting:
                 b.multi("store", partials[old], *indices, new)
             return []
 
-        attributes: dict[str, object] = {} if cut.crosswise else {"reduce_extent": cut.chunk} if self.is_single(group) else {"stretch": True}
+        attributes: dict[str, Attr] = {} if cut.crosswise else {"reduce_extent": cut.chunk} if self.is_single(group) else {"stretch": True}
         self.nest_of_points(f"{self.kernel.name}.parts{position}", extents, names, stretches, **attributes)
         kept = {} if not cut.sweeps and position == len(cut.groups) - 1 else {
             r: self.array(r, tuple(nest.extents), "result") for member in group for r in member.op.results

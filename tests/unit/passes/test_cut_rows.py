@@ -193,7 +193,7 @@ def largest_place(x: tw.Array) -> tw.Array:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 @pytest.mark.parametrize("longest", [64, 8192])
-def test_stretches_of_one_sum_are_equally_long(dtype: type, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stretches_of_one_sum(dtype: type, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole numbers, so that every element counts once or the sum is another."""
     monkeypatch.setattr(cut_rows, "LONGEST", longest)
     rng = np.random.default_rng(3)

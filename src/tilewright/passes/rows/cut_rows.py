@@ -151,8 +151,10 @@ def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut |
         chunk = Size.of(max(SHORTEST, min(LONGEST, power_of_two(lengths[inner]))))
         parts = maximum(ONE, ceildiv(extent, chunk))
         if len(reductions) == 1 and lengths[inner] > LONGEST:
-            # Nothing has to stay in registers: stretches are equally long, so that no block has next to nothing.
-            chunk = ceildiv(ceildiv(extent, parts), Size.of(64)) * 64
+            # Nothing has to stay in registers: stretches are about equally long, and whole steps of a block but for the last of a row.
+            parts = maximum(ONE, ceildiv(extent, Size.of(LONGEST + LONGEST // 2)))
+            step = max(1, LONGEST // 4)
+            chunk = ceildiv(ceildiv(extent, parts), Size.of(step)) * step
     if results * length // max(1, min(lengths[inner], hint(chunk, hints))) * 8 > _read(reductions, hints):
         return None  # windows that overlap: there would be more partial results than numbers
     groups = _groups(region, reductions)

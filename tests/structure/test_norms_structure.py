@@ -226,7 +226,7 @@ def test_rows_that_begin_anywhere_are_read_side_by_side(columns: int, vector: in
     parts = weighted.stages(*arguments, target="sm_90a").stages.schedules[0]
     assert (parts.vector, parts.vector_on_reduction) == (vector, True)
     artifact = weighted.compile(*arguments, target="sm_90a")
-    assert artifact.launches[0].grid[0].evaluate({"n": 300, "m": columns}) == 300 * -(-columns // 12288)
+    assert artifact.launches[0].grid[0].evaluate({"n": 300, "m": columns}) == 300 * -(-columns // 8192)
     entry = re.split(r"\.visible \.entry", artifact.code.decode())[1]
     widths = {int(w or 1) for w in re.findall(r"ld\.global(?:\.nc)?(?:\.v(\d))?\.b32", entry)}
     assert max(widths) == vector

@@ -152,7 +152,6 @@ def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut |
         parts = maximum(ONE, ceildiv(extent, chunk))
         if len(reductions) == 1 and lengths[inner] > LONGEST:
             # Nothing has to stay in registers: stretches are about equally long, and whole steps of a block but for the last of a row.
-            parts = maximum(ONE, ceildiv(extent, Size.of(LONGEST + LONGEST // 2)))
             step = max(1, LONGEST // 4)
             chunk = ceildiv(ceildiv(extent, parts), Size.of(step)) * step
     if results * length // max(1, min(lengths[inner], hint(chunk, hints))) * 8 > _read(reductions, hints):

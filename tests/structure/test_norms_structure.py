@@ -136,6 +136,16 @@ def left_product(t: tw.Array, a: tw.Array) -> tw.Array:
 
 
 @tw.kernel
+def column_sums(a: tw.Array) -> tw.Array:
+    return tw.sum(a, axis=0)
+
+
+@tw.kernel
+def squared_columns(a: tw.Array) -> tw.Array:
+    return tw.sum(a * a, axis=0)
+
+
+@tw.kernel
 def middle_sum(x: tw.Array) -> tw.Array:
     _, b, _ = x.shape
     out = tw.empty((b,), x.dtype)
@@ -237,6 +247,22 @@ def test_partial_results_of_few_sums_are_shared_by_threads() -> None:
     (parts, total) = left_product.stages(zeros(12678), zeros(12678, 7888), target="sm_90a").stages.schedules
     assert parts.across_rows
     assert total.across_rows
+
+
+@pytest.mark.parametrize("kernel", [left_product, column_sums, squared_columns])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_parts_of_sums_across_rows_run_all_at_once(kernel: tw.Kernel, dtype: type) -> None:  # type: ignore[name-defined]
+    """As many blocks as the device has room for, without spills; sums that take more registers have smaller blocks."""
+    matrix = np.zeros((12678, 7888), dtype)
+    arguments = (np.zeros(12678, dtype), matrix) if kernel is left_product else (matrix,)
+    artifact = kernel.compile(*arguments, target="sm_90a")
+    made = assemble(artifact.code.decode(), "sm_90a")
+    assert made.spills == 0
+    parts = artifact.launches[0]
+    assert parts.threads == 512 or dtype is np.int32 or kernel is squared_columns
+    if parts.threads == 512:
+        sizes = dict.fromkeys(parts.grid[0].names, 7888)
+        assert 132 < parts.grid[0].evaluate(sizes) <= 264
 
 
 def test_softmax_of_rows_that_no_cluster_holds_reads_twice() -> None:

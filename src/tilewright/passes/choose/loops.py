@@ -582,7 +582,7 @@ def _gpu_columns(kernel: Kernel, nest: Nest, rank: int, vector: int, target: Tar
     wide = part_tile(kernel, nest, axis, target, hints) if "reduce_extent" in kernel.attrs else None
     if wide is not None:
         tiles[axis], rows, threads = wide
-        return Schedule(tuple(tiles), rows, min(aligned_width(kernel, nest, axis, vector), tiles[axis]), vector_index=axis, threads=threads, resident=PARTS_RESIDENT)
+        return Schedule(tuple(tiles), rows, min(vector, tiles[axis]), vector_index=axis, threads=threads, resident=PARTS_RESIDENT)
     warps, deep = (8, 4) if nest.narrowest >= 4 else (4, 8)
     sums = max((dtype_of(op.results[0].type).itemsize + 8 * str(op.attrs["kind"]).startswith("arg") for op in nest.reductions), default=4)
     width, aligned = target.warp_size * vector, aligned_width(kernel, nest, axis, vector)
@@ -598,18 +598,32 @@ def _gpu_columns(kernel: Kernel, nest: Nest, rank: int, vector: int, target: Tar
 def part_tile(kernel: Kernel, nest: Nest, axis: int, target: Target, hints: Mapping[str, int]) -> tuple[int, int, int] | None:
     """Columns, rows of a step, and threads of a block that has a part of sums across rows: a warp reads four vectors side by side, and two such blocks are all that a
     multiprocessor has at once. None where blocks are those of sums that are not cut."""
-    pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
     threads = target.warp_size * _PART_WARPS
-    if nest.narrowest < 4 or pairs or len(nest.reductions) != 1 or target.warp_size != 32:
+    if nest.narrowest < 4 or len(nest.reductions) != 1 or target.warp_size != 32:
         return None
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
-    held = threads * vector * _PART_VECTORS
+    if not _is_light_sum(kernel, nest, axis, target.vector_bytes // vector):
+        return None
+    held, columns = threads * vector * _PART_VECTORS, target.warp_size * vector * _PART_VECTORS
+    if aligned_width(kernel, nest, axis, vector) < vector or column_tile(nest, axis, columns, hints) < columns:
+        return None  # single elements, and several rows of a thread, take registers for their places
     if threads > target.max_threads or PARTS_RESIDENT * threads > target.threads_per_sm or PARTS_RESIDENT * held * nest.widest * 2 > target.max_shared:
         return None
-    columns = column_tile(nest, axis, target.warp_size * vector * _PART_VECTORS, hints)
-    return columns, min(held // columns, _MOST_ROWS), threads
+    return columns, held // columns, threads
 
 
+def _is_light_sum(kernel: Kernel, nest: Nest, axis: int, widest: int) -> bool:
+    """Whether the one reduction reads one array along an index, does little with it, and has results of no more bytes: two large blocks have registers for that."""
+    reduction, forms = nest.reductions[0], analyse(kernel)
+    if len(reduction.results) != 1 or dtype_of(reduction.results[0].type).itemsize > widest:
+        return False
+    inside, index = list(walk(reduction.regions[0])), nest.parallel.regions[0].args[axis]
+    along = sum(op.opcode == "load" and address(op, forms).factor(index) == ONE for op in inside)
+    return along == 1 and sum(op.opcode not in ("load", "const", "size", "yield") for op in inside) <= _LIGHT_TERMS
+
+
+_LIGHT_TERMS = 6
+"""Ops of a term that take hardly any registers besides what they are given."""
 _PART_WARPS, _PART_VECTORS, PARTS_RESIDENT = 16, 4, 2
 """Warps of a block that adds up a part of the rows, vectors that each of its threads has on their way, and such blocks of a multiprocessor."""
 _FEWEST_COLUMNS, _MOST_ROWS = 4, 512

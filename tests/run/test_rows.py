@@ -117,3 +117,52 @@ def test_results_do_not_change_from_run_to_run() -> None:
     inputs = CASES["layer_norm"].inputs(np.random.default_rng(2), 3, 20011, np.float32)
     first, second = (CASES["layer_norm"].kernel(*inputs, device="emulator") for _ in range(2))
     np.testing.assert_array_equal(first, second)
+
+
+@tw.kernel
+def norm_of_three_axes(x: tw.Array, w: tw.Array, b: tw.Array) -> tw.Array:
+    n, c, h, wd = x.shape
+    out = tw.empty((n, c, h, wd), x.dtype)
+    for i in tw.grid(n):
+        m = tw.sum(x[i]) / (c * h * wd)
+        v = tw.f32(0)
+        for k, y, z in tw.grid(c, h, wd):
+            v += (x[i, k, y, z] - m) * (x[i, k, y, z] - m)
+        r = 1 / tw.sqrt(v / (c * h * wd) + 1e-5)
+        for k, y, z in tw.grid(c, h, wd):
+            out[i, k, y, z] = (x[i, k, y, z] - m) * r * w[k, y, z] + b[k, y, z]
+    return out
+
+
+@tw.kernel
+def norm_by_channel(x: tw.Array, w: tw.Array, b: tw.Array) -> tw.Array:
+    """What is read by channel is found by a division of the row's index."""
+    n, c, h = x.shape
+    out = tw.empty((n, c, h), x.dtype)
+    for i in tw.grid(n):
+        m = tw.sum(x[i]) / (c * h)
+        v = tw.f32(0)
+        for k, y in tw.grid(c, h):
+            v += (x[i, k, y] - m) * (x[i, k, y] - m)
+        r = 1 / tw.sqrt(v / (c * h) + 1e-5)
+        for k, y in tw.grid(c, h):
+            out[i, k, y] = (x[i, k, y] - m) * r * w[k] + b[k]
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_rows_of_several_axes_that_begin_anywhere(dtype: str, by_channel: bool) -> None:
+    """The same code serves several shapes with as many elements, other code all others."""
+    kind, bound = DTYPES[dtype]
+    rng = np.random.default_rng(11)
+    for n, c, h, wd in ((3, 5, 17, 23), (3, 17, 5, 23), (3, 23, 85, 1), (2, 4, 32, 16), (2, 7, 19, 31), (2, 7, 19, 32), (1, 1, 1, 1), (4, 31, 1, 33), (2, 3, 683, 1), (2, 2049, 1, 1)):
+        x = rng.standard_normal((n, c, h * wd) if by_channel else (n, c, h, wd)).astype(kind)
+        w, b = (rng.standard_normal((c,) if by_channel else (c, h, wd)).astype(kind) for _ in range(2))
+        found = (norm_by_channel if by_channel else norm_of_three_axes)(x, w, b, device="emulator")
+        wide, scale, shift = (a.astype(np.float64) for a in (x, w, b))
+        if by_channel:
+            scale, shift = scale[:, None], shift[:, None]
+        axes = tuple(range(1, x.ndim))
+        expected = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5) * scale + shift
+        assert error(found, expected) < bound, (n, c, h, wd)

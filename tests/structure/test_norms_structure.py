@@ -131,6 +131,21 @@ def weighted(x: tw.Array, v: tw.Array) -> float:
 
 
 @tw.kernel
+def left_product(t: tw.Array, a: tw.Array) -> tw.Array:
+    return t @ a
+
+
+@tw.kernel
+def column_sums(a: tw.Array) -> tw.Array:
+    return tw.sum(a, axis=0)
+
+
+@tw.kernel
+def squared_columns(a: tw.Array) -> tw.Array:
+    return tw.sum(a * a, axis=0)
+
+
+@tw.kernel
 def middle_sum(x: tw.Array) -> tw.Array:
     _, b, _ = x.shape
     out = tw.empty((b,), x.dtype)
@@ -173,10 +188,25 @@ def test_a_row_of_several_axes_is_one_row(dtype: str) -> None:
         assert made.spills == 0
         threads = int(re.search(r"\.reqntid (\d+)", ptx).group(1))  # type: ignore[union-attr]
         steps = 4096 // (threads * elements)
-        assert len(re.findall(r"st\.global\.v4", ptx)) == steps
+        # The last step may be tested once for all that follows, which then stands there twice: with it and without.
+        assert len(re.findall(r"st\.global\.v4", ptx)) in (steps, 2 * steps - 1)
         if kernel is not layer_norm:
             assert len(re.findall(r"ld\.global[.\w]*v4", ptx)) == steps
             assert len(re.findall(r"ld\.global[.\w]*\.b32", ptx)) - steps <= 2 * steps
+
+
+@pytest.mark.parametrize(("shape", "vector", "registers"), [((4, 41, 64, 16), 4, 128), ((4, 18, 45, 23), 2, 128), ((4, 17, 45, 23), 2, 128)])
+def test_only_the_ends_of_a_row_of_several_axes_are_tested(shape: tuple[int, ...], vector: int, registers: int) -> None:
+    """What the schedule knows of a row's length it knows of a product of sizes, too: all of its steps but the last are full, and rows that begin anywhere are shifted."""
+    arguments = (zeros(*shape), zeros(*shape[1:]), zeros(*shape[1:]))
+    (schedule,) = schedules(layer_norm, *arguments)
+    assert f"vector={vector}" in schedule
+    assert ("shifted=True" in schedule) == (shape[3] % 2 == 1)
+    ptx = layer_norm.compile(*arguments, target="sm_90a").code.decode()
+    made = assemble(ptx, "sm_90a")
+    assert made.spills == 0
+    assert max(made.registers) <= registers
+    assert len(re.findall(r"setp", ptx)) <= 16
 
 
 def test_batch_norm_reads_twice_and_fills_the_device() -> None:
@@ -197,6 +227,42 @@ def test_sums_whose_axes_do_not_collapse_fill_the_device(kernel: tw.Kernel, argu
     grid = artifact.launches[0].grid[0]
     sizes = {"n": 4096, "m": 1024, "b": 3, "_$1": 256, "_$2": 1000}
     assert grid.evaluate(sizes) >= 256
+
+
+@pytest.mark.parametrize(("columns", "vector"), [(8841, 1), (16810, 1), (8844, 4), (16384, 4)])
+def test_rows_that_begin_anywhere_are_read_side_by_side(columns: int, vector: int) -> None:
+    """As many elements at once as rows are aligned to, those of neighbouring lanes beside each other; all blocks have as much to do."""
+    arguments = zeros(300, columns), zeros(columns)
+    parts = weighted.stages(*arguments, target="sm_90a").stages.schedules[0]
+    assert (parts.vector, parts.vector_on_reduction) == (vector, True)
+    artifact = weighted.compile(*arguments, target="sm_90a")
+    assert artifact.launches[0].grid[0].evaluate({"n": 300, "m": columns}) == 300 * -(-columns // 8192)
+    entry = re.split(r"\.visible \.entry", artifact.code.decode())[1]
+    widths = {int(w or 1) for w in re.findall(r"ld\.global(?:\.nc)?(?:\.v(\d))?\.b32", entry)}
+    assert max(widths) == vector
+    assert len(re.findall(r"setp", entry)) <= 48  # all steps but the last are whole: no lane of theirs is tested
+
+
+def test_partial_results_of_few_sums_are_shared_by_threads() -> None:
+    (parts, total) = left_product.stages(zeros(12678), zeros(12678, 7888), target="sm_90a").stages.schedules
+    assert parts.across_rows
+    assert total.across_rows
+
+
+@pytest.mark.parametrize("kernel", [left_product, column_sums, squared_columns])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_parts_of_sums_across_rows_run_all_at_once(kernel: tw.Kernel, dtype: type) -> None:  # type: ignore[name-defined]
+    """As many blocks as the device has room for, without spills; sums that take more registers have smaller blocks."""
+    matrix = np.zeros((12678, 7888), dtype)
+    arguments = (np.zeros(12678, dtype), matrix) if kernel is left_product else (matrix,)
+    artifact = kernel.compile(*arguments, target="sm_90a")
+    made = assemble(artifact.code.decode(), "sm_90a")
+    assert made.spills == 0
+    parts = artifact.launches[0]
+    assert parts.threads == 512 or dtype is np.int32 or kernel is squared_columns
+    if parts.threads == 512:
+        sizes = dict.fromkeys(parts.grid[0].names, 7888)
+        assert 132 < parts.grid[0].evaluate(sizes) <= 264
 
 
 def test_softmax_of_rows_that_no_cluster_holds_reads_twice() -> None:

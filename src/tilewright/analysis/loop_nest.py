@@ -253,6 +253,14 @@ def aligned_width(kernel: Kernel, nest: Nest, axis: int, width: int) -> int:
     return _aligned(kernel, accesses, nest.parallel.regions[0].args[axis], width)
 
 
+def aligned_rows(kernel: Kernel, nest: Nest, width: int) -> int:
+    """The same along the index of the reductions and sweeps themselves."""
+    for op in (*nest.reductions, *nest.sweeps):
+        if op.regions[0].args:
+            width = _aligned(kernel, list(walk(op.regions[0])), op.regions[0].args[-1], width)
+    return width
+
+
 def aligned_walk(kernel: Kernel, loop: Op, width: int) -> int:
     """The same along the index of a loop; 1 where something lies apart along it."""
     forms, index = analyse(kernel), loop.regions[0].args[0]

@@ -1,7 +1,7 @@
 """Index ranges: between which symbolic sizes an index value lies.
 
 Sizes are never negative, so `a <= b` is proven when every factor of `b - a` is non-negative. A kernel may know more: its attribute
-`least` says how large some sizes are at least. Used to drop bounds tests that always hold and to choose narrower forms. Values without
+`least` says how large some sizes, or products of them, are at least. Used to drop bounds tests that always hold and to choose narrower forms. Values without
 a known range are simply absent.
 """
 

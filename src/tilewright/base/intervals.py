@@ -50,7 +50,7 @@ def constant_floor(
 ) -> int | None:
     """The constant the size is surely not below, where no other term is negative.
 
-    A name counts as 0, or as `least` says. A call counts as 0 where `trusts` says so; without it, always.
+    A name counts as 0, or as `least` says, which may know products of names, too (`a*b`). A call counts as 0 where `trusts` says so; without it, always.
     """
     total = 0
     for monomial, factor in size.terms:
@@ -58,8 +58,8 @@ def constant_floor(
             total += factor
         elif any(isinstance(atom, str) and is_number(atom) for atom in monomial) or factor < 0 or (trusts is not None and not all(trusts(atom) for atom in monomial if isinstance(atom, SizeCall))):
             return None
-        elif least and len(monomial) == 1 and isinstance(monomial[0], str):
-            total += factor * least.get(monomial[0], 0)
+        elif least:
+            total += factor * least.get("*".join(map(str, monomial)), 0)
     return total
 
 

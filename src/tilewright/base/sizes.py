@@ -130,6 +130,14 @@ class Size:
                 return monomial[0]
         return None
 
+    @property
+    def product_name(self) -> str | None:
+        """The text of a single product of names, such as `a*b`, or of one name; else None."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1:
+            names = [atom for atom in self.terms[0][0] if isinstance(atom, str)]
+            return "*".join(names) if len(names) == len(self.terms[0][0]) > 0 else None
+        return None
+
     @cached_property
     def names(self) -> frozenset[str]:
         """All names inside."""

@@ -171,3 +171,50 @@ def test_several_reductions_at_once() -> None:
     np.testing.assert_array_equal(high, x.max((0, 2)))
     np.testing.assert_allclose(total, x.astype(np.float64).sum((0, 2)), rtol=1e-12)
     np.testing.assert_array_equal(some, (x > 2).any((0, 2)))
+
+
+@tw.kernel
+def weighted(x: tw.Array, v: tw.Array) -> float:
+    n, m = x.shape
+    s = 0.0
+    for i, j in tw.grid(n, m):
+        s += x[i, j] * v[j]
+    return s
+
+
+@tw.kernel
+def largest_place(x: tw.Array) -> tw.Array:
+    n, _ = x.shape
+    out = tw.empty((n,), tw.i64)
+    for i in tw.grid(n):
+        out[i] = tw.argmax(x[i])
+    return out
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+@pytest.mark.parametrize("longest", [64, 8192])
+def test_stretches_of_one_sum(dtype: type, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole numbers, so that every element counts once or the sum is another."""
+    monkeypatch.setattr(cut_rows, "LONGEST", longest)
+    rng = np.random.default_rng(3)
+    for n, m in ((1, 1), (3, 31), (5, 33), (2, 63), (3, 64), (3, 65), (4, 97), (2, 129), (2, 1001), (3, 1000), (0, 5), (4, 0)):
+        x, v = rng.integers(-2, 3, (n, m)).astype(dtype), rng.integers(-2, 3, m).astype(dtype)
+        assert weighted(x, v, device="emulator") == float((x.astype(np.float64) * v).sum()), (n, m)
+
+
+def test_terms_that_are_no_numbers_stay_in_their_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_rows, "LONGEST", 64)
+    x, v = np.ones((3, 131), np.float32), np.ones(131, np.float32)
+    x[1, 130] = np.inf
+    assert weighted(x, v, device="emulator") == np.inf
+    x[2, 66] = np.nan
+    assert np.isnan(weighted(x, v, device="emulator"))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_places_in_rows_that_begin_anywhere(dtype: type) -> None:
+    """The first of equal ones, whichever lane has it."""
+    rng = np.random.default_rng(4)
+    for n, m in ((3, 31), (5, 33), (4, 257), (3, 1001), (2, 2303)):
+        x = rng.integers(-3, 4, (n, m)).astype(dtype)
+        np.testing.assert_array_equal(largest_place(x, device="emulator"), x.argmax(1))

@@ -16,6 +16,7 @@ from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.loop_nest import (
     FEWEST_LANES,
     Nest,
+    aligned_rows,
     aligned_walk,
     aligned_width,
     can_repeat,
@@ -233,7 +234,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
         if ranges is not None:
             return ranges
-    if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0:
+    if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0 and not _wait_for_terms(nest, hints, target, vector):
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.
         return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, target, 1)
@@ -248,10 +249,22 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if target.has("serial") and rank and hint(nest.extents[-1], hints) >= _PATCH_THREADS:
         return Schedule((*[1] * (rank - 1), _PATCH_THREADS), 1, 1, vector_index=rank - 1, threads=_PATCH_THREADS)
     if nest.reduces_along:
-        return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
+        return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target, aligned_rows(kernel, nest, vector))
     if walks_views(kernel, nest):
         return _gpu_rows(nest, rank, 1, power_of_two(hint(nest.reduce_extent, hints)), target)
     return _gpu_columns(kernel, nest, rank, vector, target, hints)
+
+
+def _wait_for_terms(nest: Nest, hints: Mapping[str, int], target: Target, vector: int) -> bool:
+    """Whether sums across rows, of a length that only a call tells, are too few to fill the device: a thread would ask for a few of its terms at a time, and nobody else
+    would have anything to do meanwhile. The partial results of a sum that was cut are such."""
+    if target.has("serial") or nest.reduce_stride_one or nest.reduce_extent.constant is not None or hint(nest.reduce_extent, hints) <= _AT_ONCE:
+        return False
+    return hint(product(nest.extents), hints) < target.multiprocessors * _MAP_THREADS * vector
+
+
+_AT_ONCE, _MAP_THREADS = 8, 128
+"""Terms of a loop that are on their way soon, and threads of a block that has results of its own."""
 
 
 def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool:
@@ -362,11 +375,14 @@ def _patches(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Sc
     return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=max(1, prod(tiles) // (vector * _PATCH_ROWS)))
 
 
-def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
-    """The reduction walks memory: lanes and warps along it; several rows per block when rows are short."""
+def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target, aligned: int = 0) -> Schedule:
+    """The reduction walks memory: lanes and warps along it; several rows per block when rows are short. `aligned`: the elements that are read at once where rows do not
+    begin at whole vectors. A thread has as many elements of them, but those of neighbouring lanes lie side by side: single elements of whole vectors would ask for
+    every line of the cache several times."""
     # Wide accumulators and (value, index) pairs leave room for fewer vectors in flight.
     pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
     steps = 4 if nest.narrowest >= 4 and not pairs else 2
+    aligned = 0 if pairs else aligned  # what is found out of pairs takes longer than reading them
     # A row of ordinary length takes 128 threads, the long stretches of a split reduction more.
     most = 8 if target.has("serial") else 128 if length <= 8192 else 512 if nest.narrowest >= 4 and not pairs else 256
     per_row = max(target.warp_size, min(most, target.max_threads, length // vector))
@@ -377,7 +393,7 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target) -
         tiles[rank - 1] = rows
     else:
         rows = 1
-    return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
+    return Schedule(tuple(tiles), reduce_tile, aligned or vector, vector_on_reduction=True, threads=per_row * rows)
 
 
 def range_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
@@ -497,7 +513,9 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     while vector > 1 and not nest.reduce_extent.divisible_by(vector, kernel.facts):
         vector //= 2
     tiles = [1] * len(nest.extents)
-    threads, cluster = _row_threads(kernel, nest, target, length, vector)
+    narrow = vector * nest.narrowest < costs.vector
+    scaled = not narrow and bool(read_shared(kernel, (*nest.reductions, *nest.sweeps)))
+    threads, cluster = _row_threads(kernel, nest, target, length, vector, scaled)
     if tiles and threads < costs.block:
         rows = product(nest.extents)
         if rows.names <= sizes.keys() and rows.evaluate(sizes) == 1:
@@ -507,16 +525,25 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     steps = -(-length // (threads * vector * cluster))
     if steps * vector > _most_values(kernel, nest, costs, threads, cluster):
         return None
-    scaled = steps * vector > costs.values // 2 and cluster == 1 and len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1
     found = Schedule(
         tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
-        whole=True, cluster=cluster, resident=max(1, 2 * costs.threads // threads) if scaled else 0,
+        whole=True, cluster=cluster, resident=_row_resident(kernel, nest, costs, threads, cluster, steps * vector, scaled),
     )  # fmt: skip
-    narrow, known = vector * nest.narrowest < costs.vector, nest.reduce_extent.name or nest.reduce_extent.constant is not None
+    known = nest.reduce_extent.product_name or nest.reduce_extent.constant is not None
     return (_shifted(kernel, nest, costs, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
 
 
-def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector: int) -> tuple[int, int]:
+def _row_resident(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, cluster: int, values: int, scaled: bool) -> int:
+    """Blocks that are to find room at once, where each thread holds so many elements of a row; 0 leaves it to the assembler. `scaled`: rows in whole vectors are
+    multiplied with what is the same for all of them."""
+    if values <= costs.values // 2:
+        return 0
+    if cluster > 1:
+        return 2 if scaled and threads == costs.threads else 0
+    return max(1, 2 * costs.threads // threads) if len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1 else 0
+
+
+def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector: int, scaled: bool) -> tuple[int, int]:
     """Threads of a block, and blocks, that hold a row: as few as can."""
     whole, costs = power_of_two(length), target.costs.rows
     share = max(vector, costs.share * (1 if nest.narrowest >= 4 else 2))
@@ -527,7 +554,8 @@ def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector
         return 2 * costs.threads, 1
     if "cluster" not in target.features or not nest.extents:
         return target.max_threads, 1
-    for threads in (costs.threads, 2 * costs.threads):
+    # A row that is scaled takes registers for what it is scaled with: rather few large blocks.
+    for threads in (2 * costs.threads, costs.threads) if scaled and nest.narrowest >= 4 else (costs.threads, 2 * costs.threads):
         cluster = max(2, whole // (_most_values(kernel, nest, costs, threads, 2) * threads))
         if cluster <= costs.cluster:
             break
@@ -591,6 +619,10 @@ def _gpu_columns(kernel: Kernel, nest: Nest, rank: int, vector: int, target: Tar
     if rank == 0:
         return Schedule((), 256, 1, vector_on_reduction=True, threads=256)
     tiles = [1] * rank
+    wide = part_tile(kernel, nest, axis, target, hints) if "reduce_extent" in kernel.attrs else None
+    if wide is not None:
+        tiles[axis], rows, threads = wide
+        return Schedule(tuple(tiles), rows, min(vector, tiles[axis]), vector_index=axis, threads=threads, resident=PARTS_RESIDENT)
     warps, deep = (8, 4) if nest.narrowest >= 4 else (4, 8)
     sums = max((dtype_of(op.results[0].type).itemsize + 8 * str(op.attrs["kind"]).startswith("arg") for op in nest.reductions), default=4)
     width, aligned = target.warp_size * vector, aligned_width(kernel, nest, axis, vector)
@@ -603,6 +635,37 @@ def _gpu_columns(kernel: Kernel, nest: Nest, rank: int, vector: int, target: Tar
     return Schedule(tuple(tiles), min(held // tiles[axis], _MOST_ROWS), min(vector, tiles[axis]), vector_index=axis, threads=target.warp_size * warps)
 
 
+def part_tile(kernel: Kernel, nest: Nest, axis: int, target: Target, hints: Mapping[str, int]) -> tuple[int, int, int] | None:
+    """Columns, rows of a step, and threads of a block that has a part of sums across rows: a warp reads four vectors side by side, and two such blocks are all that a
+    multiprocessor has at once. None where blocks are those of sums that are not cut."""
+    threads = target.warp_size * _PART_WARPS
+    if nest.narrowest < 4 or len(nest.reductions) != 1 or target.warp_size != 32:
+        return None
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    if not _is_light_sum(kernel, nest, axis, target.vector_bytes // vector):
+        return None
+    held, columns = threads * vector * _PART_VECTORS, target.warp_size * vector * _PART_VECTORS
+    if aligned_width(kernel, nest, axis, vector) < vector or column_tile(nest, axis, columns, hints) < columns:
+        return None  # single elements, and several rows of a thread, take registers for their places
+    if threads > target.max_threads or PARTS_RESIDENT * threads > target.threads_per_sm or PARTS_RESIDENT * held * nest.widest * 2 > target.max_shared:
+        return None
+    return columns, held // columns, threads
+
+
+def _is_light_sum(kernel: Kernel, nest: Nest, axis: int, widest: int) -> bool:
+    """Whether the one reduction reads one array along an index, does little with it, and has results of no more bytes: two large blocks have registers for that."""
+    reduction, forms = nest.reductions[0], analyse(kernel)
+    if len(reduction.results) != 1 or dtype_of(reduction.results[0].type).itemsize > widest:
+        return False
+    inside, index = list(walk(reduction.regions[0])), nest.parallel.regions[0].args[axis]
+    along = sum(op.opcode == "load" and address(op, forms).factor(index) == ONE for op in inside)
+    return along == 1 and sum(op.opcode not in ("load", "const", "size", "yield") for op in inside) <= _LIGHT_TERMS
+
+
+_LIGHT_TERMS = 6
+"""Ops of a term that take hardly any registers besides what they are given."""
+_PART_WARPS, _PART_VECTORS, PARTS_RESIDENT = 16, 4, 2
+"""Warps of a block that adds up a part of the rows, vectors that each of its threads has on their way, and such blocks of a multiprocessor."""
 _FEWEST_COLUMNS, _MOST_ROWS = 4, 512
 
 

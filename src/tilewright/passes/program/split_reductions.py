@@ -31,7 +31,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
-from tilewright.passes.choose.loops import column_tile
+from tilewright.passes.choose.loops import PARTS_RESIDENT, column_tile, part_tile
 from tilewright.passes.common.simplify import simplify
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.schedules.matrix import GpuProduct
@@ -113,7 +113,7 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
     costs = target.costs.reductions
     view = view_index(kernel, nest) if target.simt else -1
     if target.simt and (crosswise or view >= 0):
-        return _across_plan(nest, extent, target, hints, beside, view)
+        return _across_plan(kernel, nest, extent, target, hints, beside, view)
     if target.simt:
         known = extent.evaluate(hints) if extent.names <= hints.keys() else 1 << 30
         results = points.evaluate(hints) if points.names <= hints.keys() else 1
@@ -148,7 +148,7 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
     return _Plan(nest, extent, parts, ceildiv(extent, parts), True, beside)
 
 
-def _across_plan(nest: Nest, extent: Size, target: Target, hints: Mapping[str, int], beside: tuple[Op, ...], view: int = -1) -> _Plan | None:
+def _across_plan(kernel: Kernel, nest: Nest, extent: Size, target: Target, hints: Mapping[str, int], beside: tuple[Op, ...], view: int = -1) -> _Plan | None:
     """On a GPU, sums across rows: blocks have a few columns each, and all rows of a part. `view`: the index of columns that lie a few elements apart."""
     costs, axis = target.costs.reductions, view if view >= 0 else vector_index(nest)
     width = target.warp_size * max(1, min(8, target.vector_bytes // nest.narrowest))
@@ -161,10 +161,15 @@ def _across_plan(nest: Nest, extent: Size, target: Target, hints: Mapping[str, i
     few = blocks > target.multiprocessors and known <= 4 * rows  # a second launch would take longer
     if (blocks > target.multiprocessors * costs.enough_across or few or known <= rows) and known <= _longest(target, True):
         return None
-    parts = maximum(ONE, minimum(ceildiv(extent, Size.of(rows)), ceildiv(Size.of(target.multiprocessors * costs.blocks_across), maximum(ONE, busy))))
+    wide, step, wanted = part_tile(kernel, nest, axis, target, hints) if view < 0 else None, 64, ceildiv(Size.of(target.multiprocessors * costs.blocks_across), maximum(ONE, busy))
+    if wide is not None:
+        # All blocks run at once: a few that come later would leave most of the device without work.
+        busy = maximum(ONE, ceildiv(nest.extents[axis], Size.of(wide[0])) * product([e for p, e in enumerate(nest.extents) if p != axis]))
+        step, wanted = wide[1], floordiv(Size.of(target.multiprocessors * PARTS_RESIDENT), busy)
+    parts = maximum(ONE, minimum(ceildiv(extent, Size.of(rows)), wanted))
     if target.max_turns:
         parts = maximum(parts, ceildiv(extent, Size.of(_stretch(target))))
-    return _Plan(nest, extent, parts, ceildiv(ceildiv(extent, parts), Size.of(64)) * 64, True, beside)
+    return _Plan(nest, extent, parts, ceildiv(ceildiv(extent, parts), Size.of(step)) * step, True, beside)
 
 
 _THREADS, _LEAST = 256, 1024

@@ -27,7 +27,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, is_watched, walk
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
@@ -150,6 +150,10 @@ def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut |
             return None
         chunk = Size.of(max(SHORTEST, min(LONGEST, power_of_two(lengths[inner]))))
         parts = maximum(ONE, ceildiv(extent, chunk))
+        if len(reductions) == 1 and lengths[inner] > LONGEST:
+            # Nothing has to stay in registers: stretches are about equally long, and whole steps of a block but for the last of a row.
+            step = max(1, LONGEST // 4)
+            chunk = ceildiv(ceildiv(extent, parts), Size.of(step)) * step
     if results * length // max(1, min(lengths[inner], hint(chunk, hints))) * 8 > _read(reductions, hints):
         return None  # windows that overlap: there would be more partial results than numbers
     groups = _groups(region, reductions)
@@ -376,10 +380,8 @@ class _Cutting:
             if value in wanted and value not in local:
                 local[value] = b.op("load", memory, *indices)
 
-    def add(self, name: str, b: Builder, stretch: bool) -> None:
-        attrs = dict(self.kernel.attrs)
-        if stretch:
-            attrs["stretch"] = True
+    def add(self, name: str, b: Builder, attributes: Mapping[str, Attr]) -> None:
+        attrs = {**self.kernel.attrs, **attributes}
         kernel = Kernel(name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts, attrs=MappingProxyType(attrs), span=self.kernel.span)
         kernel = eliminate_dead(kernel)
         used = {v for op in walk(kernel.body) for v in op.operands}
@@ -387,13 +389,13 @@ class _Cutting:
         args = tuple(self.names[p] for p in kernel.params)
         self.calls.append(KernelCall(collapse(kernel), args, self.call.loops))
 
-    def nest_of_points(self, name: str, extents: Sequence[Size], names: Sequence[str], body: Callable[..., list[Value]], stretch: bool = False) -> None:
+    def nest_of_points(self, name: str, extents: Sequence[Size], names: Sequence[str], body: Callable[..., list[Value]], **attributes: Attr) -> None:
         b = Builder(self.kernel.span)
         outside: dict[Value, Value] = {}
         clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], outside)
         with b.at(self.cut.nest.parallel.span):
             b.parallel([b.index(e) for e in extents], lambda inner, *indices: body(inner, outside, *indices), names)
-        self.add(name, b, stretch)
+        self.add(name, b, attributes)
 
     def group(self, group: Sequence[_StretchReduction], stores: Sequence[Op], position: int) -> None:
         cut, nest = self.cut, self.cut.nest
@@ -429,14 +431,15 @@ class _Cutting:
             clone_ops(b, beside, local)
             start, found = begin(b, part), dict[Value, Value]()
             for member in group:
-                values = self.reduce_stretch(b, member, local, start, length(b, part), rest, outer, found)
+                values = self.reduce_stretch(b, member, local, start, length(b, part), rest, outer, found, cut.crosswise or self.is_single(group))
                 found.update(zip(member.op.results, values, strict=True))
             # At the end, so that sums over the same range are added up in one loop.
             for old, new in found.items():
                 b.multi("store", partials[old], *indices, new)
             return []
 
-        self.nest_of_points(f"{self.kernel.name}.parts{position}", extents, names, stretches, stretch=len(group) > 1 and not cut.crosswise)
+        attributes: dict[str, Attr] = {} if cut.crosswise else {"reduce_extent": cut.chunk} if self.is_single(group) else {"stretch": True}
+        self.nest_of_points(f"{self.kernel.name}.parts{position}", extents, names, stretches, **attributes)
         kept = {} if not cut.sweeps and position == len(cut.groups) - 1 else {
             r: self.array(r, tuple(nest.extents), "result") for member in group for r in member.op.results
         }  # fmt: skip
@@ -462,15 +465,19 @@ class _Cutting:
         self.nest_of_points(f"{self.kernel.name}.{position}", nest.extents, own_names, combined)
         self.known |= kept
 
+    def is_single(self, group: Sequence[_StretchReduction]) -> bool:
+        """Whether one walk along the rows finds all of a group: blocks take stretches as long as they are, and the last may be shorter."""
+        return len(group) == 1 and self.target.simt
+
     def reads(self, op: Op, results: set[Value]) -> bool:
         """Whether an op beside the walks needs a result of the group at hand."""
         return _depends(op, results, self.made)
 
     def reduce_stretch(
         self, b: Builder, member: _StretchReduction, local: Mapping[Value, Value], start: Value, count: Value, rest: Sequence[Value], outer: Sequence[int],
-        found: Mapping[Value, Value],
+        found: Mapping[Value, Value], exact: bool,
     ) -> tuple[Value, ...]:  # fmt: skip
-        """A reduction over one stretch, about what the stretch itself has."""
+        """A reduction over one stretch, about what the stretch itself has. `exact`: it ends where the row does; else terms behind the end are left out."""
         cut, own = self.cut, member.own
         region = member.op.regions[0]
         extent = own.extents[cut.inner]
@@ -495,13 +502,13 @@ class _Cutting:
 
         def term(deep: Builder, k: Value) -> Sequence[Value]:
             position = deep.add(start, k)
-            if cut.crosswise or even:
+            if exact or even:
                 return at(deep, position)
             inside = deep.op("lt", position, deep.index(extent))
             nothing = [deep.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
             return deep.if_(inside, lambda then: at(then, position), lambda otherwise: nothing)
 
-        return b.reduce(kind, [count if cut.crosswise else b.index(cut.chunk)], term, [own.indices[cut.inner].name])
+        return b.reduce(kind, [count if exact else b.index(cut.chunk)], term, [own.indices[cut.inner].name])
 
     def reduce_partials(
         self, b: Builder, member: _StretchReduction, local: Mapping[Value, Value], own: Sequence[Value], partials: Mapping[Value, Value],

@@ -177,7 +177,7 @@ class LoopLowering:
             attrs["short_rows"] = True  # a row that registers hold has indices of 32 bits
         if self.schedule.resident:
             attrs["min_blocks"] = self.schedule.resident
-        name = self.nest.reduce_extent.name
+        name = self.nest.reduce_extent.product_name
         if self.schedule.whole and name is not None:
             # The schedule was made for rows that need all registers of a thread.
             least = self.schedule.reduce_tile - self.schedule.row_step + (0 if self.schedule.shifted else 1)

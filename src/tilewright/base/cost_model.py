@@ -279,6 +279,8 @@ class RangeCosts:
     dense_resident: int = 4
     """Threads of a block, and blocks that are to find room on a multiprocessor at once, where what is read lies along an index of the results: rows of a
     matrix."""
+    repaired: int = 8
+    """Results of a thread that looks for those that are no number."""
 
 
 @record

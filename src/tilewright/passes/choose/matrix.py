@@ -93,7 +93,12 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         ranked_terms = tuple(s for _, s in in_terms)
         return (*ranked_terms, *by_warps) if in_terms[0][0] < other else (*by_warps, *ranked_terms)
     if literal:
-        return _by_warps(kernel, found, target, hints, inner)
+        by_warps, shape = _by_warps(kernel, found, target, hints, inner), shape_of(found, hints)
+        by_groups = _triangular(kernel, found, target, hints)
+        left = SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
+        other = left * warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
+        ranked_groups = tuple(s for _, s in by_groups)
+        return (*ranked_groups, *by_warps) if by_groups and by_groups[0][0] < other else (*by_warps, *ranked_groups)
     if has_warp_groups(kernel, found, target):
         ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
@@ -162,6 +167,24 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
             return [(cost(s, shape, target, lying, raw), s) for s in candidates]
     return []
+
+
+def _triangular(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules of warp-group instructions for a product of which a triangle counts, best first: factors that have a guard are packed with zeros where it does
+    not hold, and blocks skip what is empty for all of their tile."""
+    if not has_warp_groups(kernel, found, target):
+        return []
+    ways = ["pack" if factor.guard is not None else _way(kernel, found, factor, -1) for factor in (found.a, found.b)]
+    if "" in ways or "im2col" in ways or not all(way != "pack" or packable(found, f, -1) for way, f in zip(ways, (found.a, found.b), strict=True)):
+        return []
+    shape, left = shape_of(found, hints), SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
+    tiles = [replace(s, persistent=False) for s in _wgmma(found, shape, target) if _in_blocks(found, s, ways, -1)]
+    ranked: Ranked = []
+    for s in tiles:
+        if s.skips and s.store == "tma":
+            plain, packed = (cost(_with_copies(s, own), shape, target, found) for own in (["tma", "tma"], ways))
+            ranked.append((left * plain + packed - plain, _with_copies(s, ways)))
+    return sorted(ranked, key=lambda pair: pair[0])
 
 
 def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
@@ -658,8 +681,26 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
         for long in (16, 32, 64, 128):
             other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
             candidates.append(_deep(other, target))
+    if shape.k > DEEP * max(shape.m, shape.n) and shape.batch == 1:
+        candidates += _long_sums(shape, target)
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
+
+
+def _long_sums(shape: ProductShape, target: Target) -> list[Wgmma]:
+    """Tiles for few results and a long sum, whose time is that of reading both factors: tiles so large that hardly a byte comes twice, and a part of the sum for
+    every multiprocessor."""
+    found: list[Wgmma] = []
+    for groups, m in ((1, 64), (2, 128), (3, 192), (2, 256)):
+        for n in (64, 128, 192, 256):
+            if m - 64 < shape.m and n - 64 < shape.n:
+                whole = Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1)
+                room = target.max_shared - 2048 - groups * 64 * 128
+                whole = replace(whole, stages=min(8, room // ((m + n) * 128)))
+                parts = min(target.multiprocessors // max(1, _tiles(whole, shape)), shape.k // 512)
+                if parts > 1 and whole.has_room(target):
+                    found.append(replace(whole, split_k=parts))
+    return found
 
 
 def _deep(schedule: Wgmma, target: Target) -> Wgmma:

@@ -193,7 +193,8 @@ def accumulator_dtype(dtype: DType) -> DType:
 def _wgmma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     fresh, pieces = bool(attrs.get("fresh")), attrs.get("pieces")
     if pieces is not None:
-        if fresh or not types or types[-1] != Scalar(u32) or not isinstance(pieces, tuple) or len(pieces) != len(attrs.get("steps", ())):  # type: ignore[arg-type]
+        steps = attrs.get("steps")
+        if fresh or not types or types[-1] != Scalar(u32) or not isinstance(pieces, tuple) or not isinstance(steps, tuple) or len(pieces) != len(steps):
             raise _fail("with `pieces` the last operand is how many of them count, a u32; each step has the number of its piece, and there are accumulators before")
         types = types[:-1]
     if (len(types) != 4) if fresh else (len(types) < 5):

@@ -103,11 +103,11 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         return (*ranked_terms, *by_warps) if in_terms[0][0] < other else (*by_warps, *ranked_terms)
     if literal:
         by_warps, shape = _by_warps(kernel, found, target, hints, inner), shape_of(found, hints)
-        by_groups = _triangular(kernel, found, target, hints)
+        triangular = _triangular(kernel, found, target, hints)
         left = SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
         other = left * warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) / GUARDED
-        ranked_groups = tuple(s for _, s in by_groups)
-        return (*ranked_groups, *by_warps) if by_groups and by_groups[0][0] < other else (*by_warps, *ranked_groups)
+        by_groups = tuple(s for _, s in triangular)
+        return (*by_groups, *by_warps) if triangular and triangular[0][0] < other else (*by_warps, *by_groups)
     if has_warp_groups(kernel, found, target):
         ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])

@@ -280,11 +280,12 @@ class Matrix:
             registers[threads] = self._resolved(op, unit, registers[threads], threads, started.number)
         n = whole(op.attrs, "n")
         rows, columns = accumulator_places(n)
-        steps, pieces = op.attrs["steps"], op.attrs.get("pieces")
-        assert isinstance(steps, tuple)
+        steps, pieces = op.attrs["steps"], op.attrs.get("pieces", ())
+        assert isinstance(steps, tuple) and isinstance(pieces, tuple)
+        left_out = {place for place, piece in enumerate(pieces) if isinstance(piece, int) and piece >= max(1, started.pieces)}
         for place, step in enumerate(steps):
             assert isinstance(step, tuple)
-            if isinstance(pieces, tuple) and pieces[place] >= max(1, started.pieces):  # type: ignore[operator]
+            if place in left_out:
                 continue
             add_a, add_b, first = (int(x) for x in step if isinstance(x, int))
             left = _in_words(started.words[:, add_a : add_a + 4], b.dtype) if a is None else self._tile(

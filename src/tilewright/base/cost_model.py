@@ -63,7 +63,8 @@ class WgmmaCosts:
     arrive: float = 55e3
     """Bytes that reach one multiprocessor from memory."""
     packing: float = 2.2
-    """Bytes moved for each byte that is packed first, about."""
+    packing_windows: float = 3.0
+    """Bytes moved for each byte that is packed first, about: of rows, and of places of windows."""
     turn: float = 2.8e6
     """Bytes that a copy from channels first to channels last reads and writes."""
     chunked: float = 0.9
@@ -285,8 +286,8 @@ class RangeCosts:
     dense_resident: int = 4
     """Threads of a block, and blocks that are to find room on a multiprocessor at once, where what is read lies along an index of the results: rows of a
     matrix."""
-    repaired: int = 32
-    """Bytes of results of a thread that looks for those that are no number."""
+    repaired: int = 8
+    """Results of a thread that looks for those that are no number."""
 
 
 @record

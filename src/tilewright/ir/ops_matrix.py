@@ -191,12 +191,7 @@ def accumulator_dtype(dtype: DType) -> DType:
 
 
 def _wgmma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    fresh, pieces = bool(attrs.get("fresh")), attrs.get("pieces")
-    if pieces is not None:
-        steps = attrs.get("steps")
-        if fresh or not types or types[-1] != Scalar(u32) or not isinstance(pieces, tuple) or not isinstance(steps, tuple) or len(pieces) != len(steps):
-            raise _fail("with `pieces` the last operand is how many of them count, a u32; each step has the number of its piece, and there are accumulators before")
-        types = types[:-1]
+    fresh = bool(attrs.get("fresh"))
     if (len(types) != 4) if fresh else (len(types) < 5):
         raise _fail("takes two shared tensors, an offset into each, and accumulators (none where `fresh`)")
     a, b = _shared(types[0]), _shared(types[2])
@@ -474,8 +469,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "here: each adds the product of a 64 x k tile of a and a k x n tile of b, both swizzled. A step gives offsets to add to oa and ob and the "
          "first of its n/2 accumulators. `a_major`, `b_major`: `k` (rows along k) or `mn` (rows of k hold 64 elements along m or n; blocks of 64 lie "
          "`a_block` or `b_block` elements apart). Accumulator r of thread t: row 16 (t / 32) + 8 (r / 2 % 2) + t % 32 / 4, column 8 (r / 4) + "
-         "2 (t % 4) + r % 2. `fresh`: there are no accumulators before, all steps add to the same, which begin as zero. `pieces`: a number for each step; "
-         "the last operand says how many pieces count, at least one, and later ones are left out. `negate` is not offered.", _wgmma, "sync"),
+         "2 (t % 4) + r % 2. `fresh`: there are no accumulators before, all steps add to the same, which begin as zero. `negate` is not offered.", _wgmma, "sync"),
     _row("wgmma_registers", "`wgmma_registers %w…, %b, %ob, %acc… {dtype, words, n, k, steps}`: `wgmma` with a from registers: `words` of u32, four "
          "for each 64 x k tile. A step gives its first word, an offset to add to ob, and the first of its accumulators. With v = 4 bytes of elements in a "
          "word, word r of thread t holds row 16 (t / 32) + 8 (r % 2) + t % 32 / 4, columns 4 v (r / 2) + v (t % 4) and following. `fresh` as for `wgmma`.",

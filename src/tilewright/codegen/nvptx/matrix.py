@@ -359,15 +359,9 @@ def _wgmma(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     lines = ["wgmma.fence.sync.aligned;"]
     steps = op.attrs["steps"]
     assert isinstance(steps, tuple)
-    fresh, pieces = bool(op.attrs.get("fresh")), op.attrs.get("pieces")
-    if isinstance(pieces, tuple):
-        # All threads of the warp group agree on how many count: predicates are uniform.
-        later = sorted({p for p in pieces if isinstance(p, int) and p})
-        lines.append("{ .reg .pred " + ", ".join(f"piece{p}" for p in later) + ";")
-        lines += [f"setp.gt.u32 piece{p}, ${2 * count + 2}, {p};" for p in later]
+    fresh = bool(op.attrs.get("fresh"))
     for number, step in enumerate(steps):
         assert isinstance(step, tuple)
-        counts = f"@piece{pieces[number]} " if isinstance(pieces, tuple) and pieces[number] else ""
         move_a, move_b, start = (int(x) for x in step if isinstance(x, int))
         registers = ", ".join(f"${start + r}" for r in range(n // 2))
         moves = [
@@ -375,11 +369,7 @@ def _wgmma(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
             for which, (side, move) in enumerate((("a", move_a), ("b", move_b)))
         ]
         lines.append(f"{{ .reg .b64 da, db; {' '.join(moves)}")
-        lines.append(f"{counts}wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, da, db, {_scaled(tail, fresh and not number)}; }}")
-    if isinstance(pieces, tuple):
-        lines.append("}")
-        lines.append("wgmma.commit_group.sync.aligned;")
-        return _tied(w, op, "\\0A\\09".join(lines), operands[4:-1], (a, b), operands[-1:])
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, da, db, {_scaled(tail, fresh and not number)}; }}")
     lines.append("wgmma.commit_group.sync.aligned;")
     return _tied(w, op, "\\0A\\09".join(lines), operands[4:], (a, b))
 

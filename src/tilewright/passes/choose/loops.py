@@ -367,11 +367,7 @@ def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
     tiles = [1] * len(nest.extents)
     if across is not None and "repairs" in kernel.attrs:
         # Hardly any result has terms: what counts is that all are looked at, several by each thread.
-        results = costs.dense_threads * max(1, costs.repaired // nest.narrowest)
-        other = next((p for p in reversed(range(len(tiles))) if p != across), None)
-        tiles[across] = results if other is None else min(results, 2 * target.warp_size * vector)
-        if other is not None:
-            tiles[other] = results // tiles[across]
+        tiles[across] = costs.dense_threads * costs.repaired
         vector = aligned_width(kernel, nest, across, vector)
         return Schedule(tuple(tiles), 1, vector, vector_index=across, threads=costs.dense_threads, row_lanes=1, resident=costs.dense_resident)
     if across is None:

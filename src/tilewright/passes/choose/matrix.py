@@ -37,8 +37,8 @@ from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.split_images import ImageForm, image_form
 
-SHORT_SUM = 32
-"""A summed index shorter than this is not worth steps of its own."""
+SHORT_SUM, FEW_CHANNELS = 32, 8
+"""A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
 STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
 SKIPPED = (1.0, 0.55, 0.25)
@@ -179,7 +179,7 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
             both = [(s, replace(s, pdl=s.a_copy != "im2col")) for s in candidates]
-            if "im2col" in ways:
+            if inner >= 0:
                 # Steps are whole for every place of the window.
                 channels = _number(lying.reduce_extents[inner], hints)
                 step = 128 // lying.a.dtype.itemsize
@@ -245,7 +245,7 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
             assert isinstance(memory, Tensor)
             moved += target.costs.launch.second
             moved += 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / target.costs.wgmma.turn
-        own = _by_warp_groups(turned, found, target, hints, _inner(found, hints))
+        own = _by_warp_groups(turned, found, target, hints, _channel(found, hints))
         ranked += [(time + moved, replace(s, to_channels_last=way)) for time, s in own if s.a_copy == "im2col" and _is_roomy(s, found, way != "image")]
     return ranked
 
@@ -339,9 +339,10 @@ def _is_roomy(schedule: Wgmma, found: Contraction, across: bool = False) -> bool
     """Whether the threads that multiply pixels have registers left for places of results and for what these are combined with. Elements
     of arrays that lie `across` have an address each; results that do so themselves (`swap`) leave no room for a bias either."""
     results = schedule.rows * schedule.n
-    if results <= ROOMY:
+    reads = schedule.swap_ab and any(op.opcode == "load" for op in found.parallel.regions[0].ops)
+    if results <= ROOMY and not (reads and schedule.math_warpgroups > 2):
         return True
-    if schedule.swap_ab and any(op.opcode == "load" for op in found.parallel.regions[0].ops):
+    if reads:
         return False
     return results <= 2 * ROOMY and not (across and finishing_work(found).arrays)
 
@@ -490,6 +491,15 @@ def _inner(found: Contraction, hints: Mapping[str, int]) -> int:
     if len(lengths) == 1 or max(lengths) < SHORT_SUM:
         return -1
     return max(range(len(lengths)), key=lambda p: (lengths[p], p))
+
+
+def _channel(found: Contraction, hints: Mapping[str, int]) -> int:
+    """The summed index to cut into steps where pixels come with all of their channels: these, also if they are few."""
+    for factor in (found.a, found.b):
+        lies = image(found, factor)
+        if lies is not None and _number(found.reduce_extents[lies.channel], hints) >= FEW_CHANNELS:
+            return lies.channel
+    return _inner(found, hints)
 
 
 def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
@@ -817,7 +827,8 @@ def cost(
     packed = (schedule.b_copy, schedule.a_copy) if schedule.swap_ab else (schedule.a_copy, schedule.b_copy)
     for way, across in zip(packed, (shape.m, shape.n), strict=True):
         if way == "pack":
-            total += launch.second + costs.packing * shape.batch * across * shape.k * size / costs.stream
+            moved = costs.packing if len(found.k) == 1 else costs.packing_windows
+            total += launch.second + moved * shape.batch * across * shape.k * size / costs.stream
     if schedule.pdl:
         total -= launch.saved_early
         filled = blocks / target.multiprocessors

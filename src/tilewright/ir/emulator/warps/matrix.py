@@ -118,8 +118,6 @@ class Started:
     """By thread and register, as u32."""
     words: Array
     """The operand that is in registers, alike."""
-    pieces: int
-    """How many of its pieces count, where it has some."""
     issued: Array = field(default_factory=lambda: np.zeros(WGMMA_WARPS, np.bool_))
     known: Array | None = None
     """What all its warps knew when they started it."""
@@ -186,16 +184,12 @@ class Matrix:
             given = np.zeros((frame.lanes, len(op.results)), np.uint32)
         else:
             given = self._registers(op, frame, count + 2 if count else 4)
-        pieces = frame.full(op.operands[-1]).astype(np.int64) if "pieces" in op.attrs else np.zeros(frame.lanes, np.int64)
         words = np.stack([frame.full(v) for v in op.operands[:count]], axis=1) if count else np.zeros((frame.lanes, 0), np.uint32)
         marks = np.array(given)
         for unit, warp, lanes in warps:
             offsets = tuple(int(place[lanes][0]) for place in places)
             if any((place[lanes] != offset).any() for place, offset in zip(places, offsets, strict=True)):
                 raise fault(f"{op.opcode} with offsets that differ between threads of a warp", op.span)
-            counting = int(pieces[lanes][0])
-            if (pieces[lanes] != counting).any():
-                raise fault(f"{op.opcode} with numbers of pieces that differ between threads of a warp", op.span)
             number = int(unit.issued[warp])
             unit.issued[warp] += 1
             started = unit.started.get(number)
@@ -203,10 +197,10 @@ class Matrix:
                 slot = int(frame.full(SLOT)[lanes][0])
                 started = Started(
                     op, unit.number, number, slot, offsets, np.zeros((_THREADS, given.shape[1]), np.uint32),
-                    np.zeros((_THREADS, count), np.uint32), counting,
+                    np.zeros((_THREADS, count), np.uint32),
                 )
                 unit.started[number] = started
-            elif started.op is not op or started.offsets != offsets or started.pieces != counting:
+            elif started.op is not op or started.offsets != offsets:
                 raise fault(
                     f"the warps of a warp group start different wgmma: at {op.span.place()} with offsets {list(offsets)} and at "
                     f"{started.op.span.place()} with {list(started.offsets)}", op.span,
@@ -223,7 +217,7 @@ class Matrix:
     @staticmethod
     def _registers(op: Op, frame: Frame, skip: int) -> Array:
         """Accumulators by lane and register, as u32."""
-        values = [frame.full(v) for v in op.operands[skip : -1 if "pieces" in op.attrs else None]]
+        values = [frame.full(v) for v in op.operands[skip:]]
         return np.ascontiguousarray(np.stack(values, axis=1)).view(np.uint32)
 
     @staticmethod
@@ -280,13 +274,10 @@ class Matrix:
             registers[threads] = self._resolved(op, unit, registers[threads], threads, started.number)
         n = whole(op.attrs, "n")
         rows, columns = accumulator_places(n)
-        steps, pieces = op.attrs["steps"], op.attrs.get("pieces", ())
-        assert isinstance(steps, tuple) and isinstance(pieces, tuple)
-        left_out = {place for place, piece in enumerate(pieces) if isinstance(piece, int) and piece >= max(1, started.pieces)}
-        for place, step in enumerate(steps):
+        steps = op.attrs["steps"]
+        assert isinstance(steps, tuple)
+        for step in steps:
             assert isinstance(step, tuple)
-            if place in left_out:
-                continue
             add_a, add_b, first = (int(x) for x in step if isinstance(x, int))
             left = _in_words(started.words[:, add_a : add_a + 4], b.dtype) if a is None else self._tile(
                 started, a, "a", started.offsets[0] + add_a, 64

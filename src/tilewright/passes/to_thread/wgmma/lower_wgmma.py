@@ -27,7 +27,7 @@ from types import MappingProxyType
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import f32, i32, u32, u64
 from tilewright.base.record import record
-from tilewright.base.sizes import Size, ceildiv, floordiv
+from tilewright.base.sizes import Size, floordiv
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import WGMMA_WARPS
@@ -578,9 +578,7 @@ class _WgmmaLowering:
             inner.multi("mbarrier_wait", self.full, stage, parity)
             first = inner.add(inner.mul(stage, inner.const(self.a.stage, u32)), rows)
             second = inner.mul(stage, inner.const(self.b.stage, u32))
-            counting = self._pieces(inner, number)
-            attrs = self._instructions() if not counting else {**self._instructions(), "pieces": self._pieces_of_steps()}
-            sums = inner.emit("wgmma", (self.a.memory, first, self.b.memory, second, *sums, *counting), attrs)
+            sums = inner.emit("wgmma", (self.a.memory, first, self.b.memory, second, *sums), self._instructions())
             sums = inner.multi("wgmma_wait", *sums, pending=s.mma_in_flight)
             later = inner.op("ne", number, inner.const(0, u32)) if s.mma_in_flight else None
             self._release(inner, later, previous if s.mma_in_flight else stage)
@@ -750,29 +748,6 @@ class _WgmmaLowering:
             if ring.major == "mn":
                 attrs[f"{name}_block"] = s.k * (ROW_BYTES // self.dtype.itemsize)
         return attrs
-
-    def _pieces(self, b: Builder, number: Value) -> list[Value]:
-        """How many instructions' lengths of a step have something in them, where a step has one place of a window: the last of its channels may fill a part of it."""
-        s, k = self.schedule, 32 // self.dtype.itemsize
-        if self.channels is None or s.chunk or self.shared_sum is not None or self.stream is not None:
-            return []
-        whole = b.cast(b.index(ceildiv(self.channels, Size.of(s.k))), u32)
-        left = b.sub(b.cast(b.index(self.channels), u32), b.mul(b.op("mod", number, whole), b.const(s.k, u32)))
-        pieces = b.op("floordiv", b.add(left, b.const(k - 1, u32)), b.const(k, u32))
-        return [b.op("min", pieces, b.const(s.k // k, u32))]
-
-    def _pieces_of_steps(self) -> tuple[int, ...]:
-        """The place along the sum of each of the instructions of a step."""
-        return tuple(number for _ in self.pairs for number in range(self.schedule.k * self.dtype.itemsize // 32) for _ in range(self.rows // 64))
-
-    @property
-    def channels(self) -> Size | None:
-        """The channels of a convolution whose steps they do not fill."""
-        if self.schedule.inner < 0 or self.a.load.opcode != "load_image":
-            return None
-        tensor = self.a.load.operands[0].type
-        assert isinstance(tensor, Tensor)
-        return None if tensor.shape[-1].divisible_by(self.schedule.k, self.kernel.facts) else tensor.shape[-1]
 
     def _release(self, b: Builder, condition: Value | None, stage: Value) -> None:
         """This group has read the stage. In a cluster one thread tells each block."""

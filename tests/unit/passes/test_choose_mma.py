@@ -116,3 +116,28 @@ def test_long_sums_whose_factors_would_be_packed_go_to_warps() -> None:
     assert [s.family for s in stages.schedules if isinstance(s, MatrixSchedule)] == ["mma"] and stages.schedules[0].split_k > 8
     square = kernel.stages(np.zeros((4096, 4095), np.float16), np.zeros((4095, 4096), np.float16), target="sm_90a").stages
     assert isinstance(square.schedules[-1], Wgmma)
+
+
+def empty(*shape: int) -> np.ndarray:
+    """Memory that is never touched: only its form counts."""
+    return np.empty(shape, bf16.numpy)
+
+
+@pytest.mark.parametrize(("m", "n"), [(103, 152), (132, 192), (61, 250), (250, 130)])
+def test_a_tile_holds_few_results_of_a_long_sum(m: int, n: int) -> None:
+    """Every byte comes once, to one of all multiprocessors."""
+    (schedule,) = (s for s in PLAIN["kn"].stages(empty(m, 500000), empty(500000, n), target="sm_90a").stages.schedules if isinstance(s, MatrixSchedule))
+    assert isinstance(schedule, Wgmma) and schedule.m >= m and schedule.n >= n and schedule.split_k == 132
+
+
+@pytest.mark.parametrize(("m", "n", "layout", "tile"), [(21, 5366, "kn", (32, 256, 32)), (5, 3522, "nk", (16, 64, 64)), (5366, 50, "nk", (64, 64, 64))])
+def test_thin_products_of_words_are_not_packed(m: int, n: int, layout: str, tile: tuple[int, int, int]) -> None:
+    """Rows of an even number of elements of two bytes are words, which copies bring one by one; odd ones are packed."""
+    k = 11062
+    for own, family in ((n, "mma"), (n + 1, "wgmma")) if layout == "kn" else ((n, "mma"),):
+        shape = (k, own) if layout == "kn" else (own, k)
+        (schedule,) = (s for s in PLAIN[layout].stages(empty(m, k), empty(*shape), target="sm_90a").stages.schedules if isinstance(s, MatrixSchedule))
+        assert schedule.family == family
+        if family == "mma":
+            short, long = sorted((schedule.m, schedule.n))
+            assert (short, long, schedule.k) == tile and schedule.split_k > 1

@@ -75,10 +75,16 @@ def mma_schedules(
 
 
 def _lies_across(kernel: Kernel, found: Contraction, target: Target, m: int, n: int, k: int) -> bool:
-    """Whether the long factor of a product with very few rows runs across the sum: reductions would walk its columns one by one."""
+    """Whether the long factor of a product with very few rows runs across the sum: reductions would walk its columns one by one. Those of two-byte elements whose rows
+    are words would have to be packed for warp groups."""
     factor = found.b if m <= n else found.a
     lies, tensor = plane(found, factor), factor.tensor
-    if min(m, n) < 2 or not is_thin(m, n) or lies is None or tensor is None or lies.row != tensor.rank - 1:
+    if min(m, n) < 2 or not is_thin(m, n) or lies is None or tensor is None:
+        return False
+    if factor.dtype.itemsize == 2 and target.has("wgmma") and not reads_vectors(kernel, found, factor):
+        words = all(divisors.of_size(stride, kernel.facts) % 2 == 0 for stride in tensor.strides[:-1]) and tensor.align >= 4
+        return words and by_matrix(factor.dtype, found.accumulator, "ieee", target)
+    if lies.row != tensor.rank - 1:
         return False
     return found.a.dtype is found.b.dtype is f32 and by_matrix(f32, found.accumulator, precision_of(kernel, f32, k), target)
 

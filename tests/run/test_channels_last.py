@@ -18,6 +18,7 @@ TURNED = {
     "both, direct": "family=wgmma m=128 n=32 k=64 stages=4 math_warpgroups=2 store=direct to_channels_last=both",
     "image": "family=wgmma m=64 n=64 k=64 stages=3 swap_ab=1 store=direct to_channels_last=image",
     "image, in turns": "family=wgmma m=128 n=128 k=64 stages=4 math_warpgroups=2 pingpong=1 mma_in_flight=1 swap_ab=1 store=direct to_channels_last=image",
+    "image, fitted": "family=wgmma m=64 n=40 k=64 stages=3 swap_ab=1 store=direct to_channels_last=image",
     "image, narrow": "family=wgmma m=128 n=16 k=64 stages=4 math_warpgroups=2 swap_ab=1 store=direct to_channels_last=image",
 }
 CASES = (
@@ -54,6 +55,17 @@ def test_a_pixel_of_a_turned_image_reaches_the_windows_it_is_in(schedule: str) -
     assert want.sum() == 8 * (4 + 6)
     for stage, result in run_stages(again(case.kernel, schedule=TURNED[schedule]), "sm_90a", (x, f)).items():
         np.testing.assert_array_equal(np.isnan(result.astype(np.float64)), want, err_msg=stage)
+
+
+@pytest.mark.parametrize("channels", [8, 13, 28])
+def test_few_channels_are_turned(channels: int) -> None:
+    """A step of the sum is a place of the window, though channels fill a part of it."""
+    case, sizes = BY_NAME["conv_nchw_s1p1d1_bf16"], (2, channels, 6, 7, 9, 3, 2)
+    kernel = again(case.kernel, schedule=TURNED["image, fitted"])
+    check(case, "sm_90a", sizes, kernel)
+    large = np.empty((16, channels, 130, 131), bf16.numpy), np.empty((70, channels, 5, 5), bf16.numpy)
+    (chosen,) = followed(case.kernel, large)
+    assert (chosen.family, chosen.to_channels_last, chosen.n) == ("wgmma", "image", 72)
 
 
 def test_views_are_turned() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from kernels_matrix import BY_NAME, MATRIX_CASES, Arrays, MatrixCase, Sizes, again, on, product_kernel
+from kernels_matrix import BY_NAME, MATRIX_CASES, PLAIN, Arrays, MatrixCase, Sizes, again, on, product_kernel
 from support import as_wide
 from tilewright.base.dtypes import bf16
 from tilewright.base.target import parse_target
@@ -380,3 +380,18 @@ def test_rows_of_results_that_begin_anywhere(name: str, columns: int, schedule: 
     found = [op.opcode for op in walk(call.kernel.body)]
     if schedule != "parts":
         assert "warp_sync" in found and "tma_store" not in found
+
+
+@pytest.mark.parametrize(("layout", "sizes"), [("kn", (21, 514, 70)), ("kn", (3, 518, 131)), ("nk", (12, 514, 1030)), ("kn", (514, 40, 66))])
+def test_thin_products_whose_rows_are_words(layout: str, sizes: Sizes) -> None:
+    """Rows begin at every second element of two bytes: threads bring words. NaN at the edges stays where it belongs."""
+    m, n, k = sizes
+    rng = np.random.default_rng(m)
+    a = rng.standard_normal((m, k)).astype(bf16.numpy)
+    b = rng.standard_normal((k, n) if layout == "kn" else (n, k)).astype(bf16.numpy)
+    a[m - 1, k - 1] = np.nan
+    (chosen,) = followed(PLAIN[layout], (a, b))
+    assert chosen.family == "mma"
+    exact = as_wide(a) @ (as_wide(b) if layout == "kn" else as_wide(b).T)
+    for stage, result in run_stages(PLAIN[layout], "sm_90a", (a, b)).items():
+        np.testing.assert_allclose(as_wide(result), exact, rtol=2e-2, atol=2e-1, err_msg=stage)

@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from kernels_matrix import again
+from tilewright.base.dtypes import bf16
+from tilewright.base.target import parse_target
+from tilewright.execute.devices import emulator_device
+from tilewright.passes.schedules.matrix import Wgmma
 
 
 @tw.kernel
@@ -150,6 +155,46 @@ def test_tensor_cores_multiply_triangles() -> None:
     x = np.empty((512, 512), np.float32)
     found = upper_upper.stages(x, x, target="sm_90a").stages
     assert any("family=mma" in schedule.describe() for schedule in found.schedules)
+
+
+WARP_GROUPS = {
+    "skipping": "family=wgmma m=64 n=64 k=64 stages=3 persistent=0",
+    "skipping, two groups": "family=wgmma m=128 n=64 k=64 stages=3 math_warpgroups=2 persistent=0 mma_in_flight=1",
+    "skipping, direct": "family=wgmma m=64 n=128 k=64 stages=2 persistent=0 store=direct",
+    "skipping, exchanged": "family=wgmma m=64 n=64 k=64 stages=3 persistent=0 swap_ab=1 store=direct",
+    "all": "family=wgmma m=64 n=64 k=64 stages=3",
+    "in turns": "family=wgmma m=64 n=64 k=64 stages=3 math_warpgroups=2 pingpong=1 mma_in_flight=1",
+    "parts": "family=wgmma m=64 n=64 k=64 stages=3 split_k=2",
+    "warps": "family=mma m=32 n=32 k=32 stages=2 persistent=0",
+}
+
+
+@pytest.mark.parametrize("stage", ["tile", "thread"])
+@pytest.mark.parametrize("schedule", WARP_GROUPS)
+def test_warp_groups_multiply_triangles(schedule: str, stage: str) -> None:
+    """Factors of two bytes are packed with zeros outside of their triangle, wherever rows begin; blocks skip what is empty. Infinities outside are not felt."""
+    start = list(WARP_GROUPS).index(schedule)
+    device = emulator_device(stage, parse_target("sm_90a"))
+    for n, m in ((201, 130), (136, 72), (1, 3), (65, 67))[start % 2 :: 2]:
+        rng = np.random.default_rng(n)
+        a, b, c = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((n, n), (n, n), (n, m)))
+        a[0, n - 1], a[n - 1, 0], b[n // 2, n // 3] = np.inf, -np.inf, np.nan
+        bias = rng.standard_normal(m).astype(np.float32)
+        wide = [x.astype(np.float64) for x in (a, b, c)]
+        for kernel, given, result in (
+            (upper_upper, (a, b), wanted(wide[0], wide[1], True, True, n)),
+            (lower_full, (a, c, bias), 0.5 * wanted(wide[0], wide[2], True, False, m) + bias),
+            (full_lower, (a, c), wanted(wide[0], wide[2], False, True, m)),
+        ):
+            found = again(kernel, schedule=WARP_GROUPS[schedule])(*given, device=device)
+            np.testing.assert_allclose(np.asarray(found).astype(np.float64), result, rtol=2e-2, atol=2e-2, err_msg=f"{kernel} {n} {m}")
+
+
+def test_factors_of_two_bytes_are_packed_for_warp_groups() -> None:
+    for n in (3486, 3488, 1501):
+        x = np.empty((n, n), bf16.numpy)
+        (chosen,) = [s for s in upper_upper.stages(x, x, target="sm_90a").stages.schedules if isinstance(s, Wgmma)]
+        assert chosen.skips and (chosen.a_copy, chosen.b_copy) == ("pack", "pack")
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulator"])

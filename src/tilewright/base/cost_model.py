@@ -53,11 +53,18 @@ class WgmmaCosts:
     """Bytes that reach one multiprocessor from the L2 cache when rows are whole lines of it; ragged rows touch more lines."""
     feed_ragged: float = 46e3
     outside: int = 5
-    """How much longer than a row from the cache the copy engine takes for one that lies outside the array."""
+    outside_long: int = 2
+    """How much longer than a row from the cache the copy engine takes for one that lies outside the array; the second where sums are so long that it waits for
+    memory."""
+    pixels: float = 0.13
+    """What a step takes besides multiplying whose rows are the pixels of a convolution."""
     stream: float = 3.9e6
     """Bytes from memory, over all."""
     arrive: float = 55e3
     """Bytes that reach one multiprocessor from memory."""
+    packing: float = 2.2
+    packing_windows: float = 3.0
+    """Bytes moved for each byte that is packed first, about: of rows, and of places of windows."""
     turn: float = 2.8e6
     """Bytes that a copy from channels first to channels last reads and writes."""
     parts: tuple[float, float, float] = (3.4e6, 2.4e6, 1.2e6)
@@ -319,6 +326,8 @@ class RangeCosts:
     dense_resident: int = 4
     """Threads of a block, and blocks that are to find room on a multiprocessor at once, where what is read lies along an index of the results: rows of a
     matrix."""
+    repaired: int = 8
+    """Results of a thread that looks for those that are no number."""
 
 
 @record

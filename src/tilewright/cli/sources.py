@@ -23,7 +23,7 @@ from tilewright.cli.alike import form_of
 from tilewright.cli.guess import NOTHING, GuessedArguments, guess, nodes, parameters_given, uses_in
 from tilewright.cli.guess_structs import without_structs
 from tilewright.compile.driver import Signature, front_end
-from tilewright.execute.calls.arguments import DIVISORS, read_argument, size_class
+from tilewright.execute.calls.arguments import divisor_of, read_argument, size_class
 from tilewright.execute.calls.watchdog import watchdog_nanoseconds
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
@@ -65,7 +65,7 @@ class Entry:
         for name, given in self.args:
             for axis, extent in enumerate(given.extents or ()):
                 if gpu and extent is not None:
-                    divisor = next((d for d in DIVISORS if extent % d == 0), 1)
+                    divisor = divisor_of(extent, given.spec(gpu))
                     divisors += [(name, axis, divisor)] if divisor > 1 else []
                     hints.append((name, axis, size_class(extent)))
                     extents.append((name, axis, extent))

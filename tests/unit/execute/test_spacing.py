@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.base.dtypes import bf16
+from tilewright.base.dtypes import bf16, f32
 from tilewright.base.target import parse_target
 from tilewright.compile.driver import Signature, compile_stages
 from tilewright.execute.calls.arguments import ReadArgument, signature
@@ -57,6 +57,17 @@ def test_strides_have_divisors() -> None:
     assert ("q", 0, 64) in seen_on_a_gpu(64).spacing
     assert ("q", 1, 64) in seen_on_a_gpu(64).spacing
     assert all(axis != 1 for _, axis, _ in seen_on_a_gpu(65).spacing)
+
+
+def test_rows_of_two_byte_elements_may_be_words() -> None:
+    """An even number of them is known as such; of wider elements nothing is gained by it."""
+    found = {}
+    for dtype, known in ((bf16, 2), (f32, 1)):
+        array = np.zeros((7, 10), dtype.numpy)
+        seen = signature([ReadArgument("x", array, ArrayArg(dtype, 2, (None, 1), 16))], gpu=True)
+        found[dtype] = dict(((name, axis), divisor) for name, axis, divisor in seen.divisors)
+        assert found[dtype].get(("x", 1), 1) == known and ("x", 0) not in found[dtype]
+        assert dict(((name, axis), divisor) for name, axis, divisor in seen.spacing).get(("x", 0), 1) == known
 
 
 @pytest.mark.parametrize(("features", "family"), [(64, "family=attention"), (65, "tiles")])

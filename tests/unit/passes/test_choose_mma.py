@@ -126,3 +126,28 @@ def test_images_of_f32_by_what_families_reach_with_them() -> None:
     many = strided.stages(np.zeros((13, 512, 144, 52), np.float32), np.zeros((144, 512, 1, 1), np.float32), target="sm_90a").stages.schedules[-1]
     assert isinstance(many, Wgmma) and many.folded == 3
     assert isinstance(chosen("sm_90a", 2048, 2048, 40), MatrixSchedule) and chosen("sm_90a", 2048, 2048, 2048, precision="3xtf32").family == "mma"
+
+
+def empty(*shape: int) -> np.ndarray:
+    """Memory that is never touched: only its form counts."""
+    return np.empty(shape, bf16.numpy)
+
+
+@pytest.mark.parametrize(("m", "n"), [(103, 152), (132, 192), (61, 250), (250, 130)])
+def test_a_tile_holds_few_results_of_a_long_sum(m: int, n: int) -> None:
+    """Every byte comes once, to one of all multiprocessors."""
+    (schedule,) = (s for s in PLAIN["kn"].stages(empty(m, 500000), empty(500000, n), target="sm_90a").stages.schedules if isinstance(s, MatrixSchedule))
+    assert isinstance(schedule, Wgmma) and schedule.m >= m and schedule.n >= n and schedule.split_k == 132
+
+
+@pytest.mark.parametrize(("m", "n", "layout", "tile"), [(21, 5366, "kn", (32, 256, 32)), (5, 3522, "nk", (16, 64, 64)), (5366, 50, "nk", (64, 64, 64))])
+def test_thin_products_of_words_are_not_packed(m: int, n: int, layout: str, tile: tuple[int, int, int]) -> None:
+    """Rows of an even number of elements of two bytes are words, which copies bring one by one; odd ones are packed."""
+    k = 11062
+    for own, family in ((n, "mma"), (n + 1, "wgmma")) if layout == "kn" else ((n, "mma"),):
+        shape = (k, own) if layout == "kn" else (own, k)
+        (schedule,) = (s for s in PLAIN[layout].stages(empty(m, k), empty(*shape), target="sm_90a").stages.schedules if isinstance(s, MatrixSchedule))
+        assert schedule.family == family
+        if family == "mma":
+            short, long = sorted((schedule.m, schedule.n))
+            assert (short, long, schedule.k) == tile and schedule.split_k > 1

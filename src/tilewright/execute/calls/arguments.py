@@ -28,6 +28,12 @@ DIVISORS = (64, 16, 8, 4)
 """What code is specialised for: whole blocks of a matrix, aligned vectors and copies."""
 
 
+def divisor_of(extent: int, spec: ArgSpec) -> int:
+    """What is known to divide an extent, or the stride of a row: of elements of two bytes also whether it is even, so that rows are whole words."""
+    word = isinstance(spec, ArrayArg) and spec.dtype.itemsize == 2 and not spec.dtype.is_packed
+    return next((d for d in DIVISORS if extent % d == 0), 2 if word and extent % 2 == 0 else 1)
+
+
 @dataclass(frozen=True)
 class ReadArgument:
     name: str
@@ -214,7 +220,7 @@ def signature(arguments: list[ReadArgument], gpu: bool) -> Signature:
     for argument in arguments:
         spacing += _spacing(argument)
         for axis, extent in enumerate(argument.shape):
-            divisor = next((d for d in DIVISORS if extent % d == 0), 1)
+            divisor = divisor_of(extent, argument.spec)
             if divisor > 1:
                 divisors.append((argument.name, axis, divisor))
             hints.append((argument.name, axis, size_class(extent)))
@@ -230,7 +236,7 @@ def _spacing(argument: ReadArgument) -> list[tuple[str, int, int]]:
     assert isinstance(argument.value, np.ndarray | DeviceArray)
     rows = len(spec.strides) - spec.dtype.is_packed
     apart = zip(spec.strides[:rows], element_strides(argument.value)[:rows], strict=True)
-    found = [(axis, next((d for d in DIVISORS if s % d == 0), 1)) for axis, (known, s) in enumerate(apart) if known is None]
+    found = [(axis, divisor_of(s, spec)) for axis, (known, s) in enumerate(apart) if known is None]
     return [(argument.name, axis, divisor) for axis, divisor in found if divisor > 1]
 
 

@@ -421,6 +421,11 @@ def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
     """A few lanes for each row, by how long rows are on average."""
     costs, across = target.costs.ranges, _results_side_by_side(kernel, nest)
     tiles = [1] * len(nest.extents)
+    if across is not None and "repairs" in kernel.attrs:
+        # Hardly any result has terms: what counts is that all are looked at, several by each thread.
+        tiles[across] = costs.dense_threads * costs.repaired
+        vector = aligned_width(kernel, nest, across, vector)
+        return Schedule(tuple(tiles), 1, vector, vector_index=across, threads=costs.dense_threads, row_lanes=1, resident=costs.dense_resident)
     if across is None:
         terms = costs.gathered_terms if _gathers(kernel, nest) else costs.terms
         lanes = max(costs.fewest_lanes, min(target.warp_size, length // terms))

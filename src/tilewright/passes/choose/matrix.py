@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tilewright.analysis import divisors
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane, restates_bounds
+from tilewright.base.cost_model import WgmmaCosts
 from tilewright.base.dtypes import f32
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
@@ -36,16 +37,24 @@ from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.split_images import ImageForm, image_form
 
-SHORT_SUM = 32
-"""A summed index shorter than this is not worth steps of its own."""
+SHORT_SUM, FEW_CHANNELS = 32, 8
+"""A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
 STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
 SKIPPED = (1.0, 0.55, 0.25)
 """What is left of a product whose tiles skip what guards leave empty, where so many factors have one."""
+GUARDED = 0.35
+"""The part of their rate that warps reach which test guards of elements on their way to shared memory."""
+UNEVEN = 0.25
+"""The part of a whole tile's time for which tiles with sums of different lengths leave multiprocessors without work at the end."""
 DEEP = 16
 """A sum this many times as long as the sides of the results is long."""
 WORD = 8
 """Bytes from which on threads bring a factor nearly as fast as the copy engine does."""
+SHORT_WORD = 4
+"""The same where memory takes the time: copies of so many bytes need no register on their way."""
+NARROW = 24
+"""Columns that multiplying none would cost as much as, by how instructions with few columns slow down."""
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
 
@@ -93,26 +102,37 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         ranked_terms = tuple(s for _, s in in_terms)
         return (*ranked_terms, *by_warps) if in_terms[0][0] < other else (*by_warps, *ranked_terms)
     if literal:
-        return _by_warps(kernel, found, target, hints, inner)
+        by_warps, shape = _by_warps(kernel, found, target, hints, inner), shape_of(found, hints)
+        triangular = _triangular(kernel, found, target, hints)
+        left = SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
+        other = left * warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) / GUARDED
+        by_groups = tuple(s for _, s in triangular)
+        return (*by_groups, *by_warps) if triangular and triangular[0][0] < other else (*by_warps, *by_groups)
     if has_warp_groups(kernel, found, target):
         ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
         by_warps, by_groups = _by_warps(kernel, found, target, hints, inner), tuple(s for _, s in ranked)
-        if ranked and "pack" in (ranked[0][1].a_copy, ranked[0][1].b_copy) and len(found.k) == len(found.m) == len(found.n) == 1 and _in_words(kernel, found):
-            # Warps bring factors that the copy engine cannot read as they lie; of few results and a long sum the copies take longer than the product.
+        if ranked and "pack" in (ranked[0][1].a_copy, ranked[0][1].b_copy) and len(found.k) == len(found.m) == len(found.n) == 1:
+            # Warps bring factors that the copy engine cannot read as they lie; of few results and a long sum, and of few rows, the copies take longer than the product.
             shape = shape_of(found, hints)
-            if not is_thin(shape.m, shape.n) and shape.k > DEEP * max(shape.m, shape.n) and warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) < ranked[0][0]:
+            if is_thin(shape.m, shape.n):
+                # The short factor hardly counts.
+                long = found.b if shape.m <= shape.n else found.a
+                pays = _way(kernel, found, long, inner) == "pack" and _in_words(kernel, long, SHORT_WORD)
+            else:
+                pays = shape.k > DEEP * max(shape.m, shape.n) and all(_in_words(kernel, factor, WORD) for factor in (found.a, found.b))
+            if pays and warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) < ranked[0][0]:
                 return (*by_warps, *by_groups)
         return (*by_groups, *by_warps)
     return _by_warps(kernel, found, target, hints, inner)
 
 
-def _in_words(kernel: Kernel, found: Contraction) -> bool:
-    """Whether threads can bring both factors, of two-byte elements, in words of eight bytes: rows begin at such."""
-    for tensor in (found.a.tensor, found.b.tensor):
-        if tensor is None or tensor.dtype.itemsize != 2 or tensor.align < WORD or tensor.strides[-1] != ONE or any(divisors.of_size(x, kernel.facts) * tensor.dtype.itemsize % WORD for x in tensor.strides[:-1]):
-            return False
-    return True
+def _in_words(kernel: Kernel, factor: Factor, word: int) -> bool:
+    """Whether threads can bring a factor of two-byte elements in words of so many bytes: rows begin at such."""
+    tensor = factor.tensor
+    if tensor is None or tensor.dtype.itemsize != 2 or tensor.align < word or tensor.strides[-1] != ONE:
+        return False
+    return not any(divisors.of_size(x, kernel.facts) * tensor.dtype.itemsize % word for x in tensor.strides[:-1])
 
 
 def gains_on_cpu(form: UnpackedForm) -> bool:
@@ -152,16 +172,43 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
                 # Pixels are rows of a tile, though results lie side by side along them.
                 known = {(s.m, s.n) for s in tiles if s.swap_ab}
                 tiles += [replace(s, swap_ab=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
+                tiles += _fitted(shape.m, lying.a.dtype.itemsize, target)
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
             both = [(s, replace(s, pdl=s.a_copy != "im2col")) for s in candidates]
+            if inner >= 0:
+                # Steps are whole for every place of the window.
+                channels = _number(lying.reduce_extents[inner], hints)
+                step = 128 // lying.a.dtype.itemsize
+                shape = replace(shape, k=shape.k // max(1, channels) * -(-channels // step) * step)
             candidates = [min(pair, key=lambda s: cost(s, shape, target, lying, raw)) for pair in both]
             candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
             return [(cost(s, shape, target, lying, raw), s) for s in candidates]
     return []
+
+
+def _triangular(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules of warp-group instructions for a product of which a triangle counts, best first: factors that have a guard are packed with zeros where it does
+    not hold, and blocks skip what is empty for all of their tile."""
+    if not has_warp_groups(kernel, found, target):
+        return []
+    ways = ["pack" if factor.guard is not None else _way(kernel, found, factor, -1) for factor in (found.a, found.b)]
+    if "" in ways or "im2col" in ways or not all(way != "pack" or packable(found, f, -1) for way, f in zip(ways, (found.a, found.b), strict=True)):
+        return []
+    shape, left = shape_of(found, hints), SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
+    tiles = [replace(s, persistent=False) for s in _wgmma(found, shape, target) if _in_blocks(found, s, ways, -1)]
+    ranked: Ranked = []
+    for s in tiles:
+        if s.skips and s.store == "tma":
+            plain, packed = (cost(_with_copies(s, own), shape, target, found) for own in (["tma", "tma"], ways))
+            # As long as the longest tile takes, and as what is left of all of them.
+            rounds = _tiles(s, shape) / target.multiprocessors
+            part = max(1.0, left * rounds + UNEVEN) / max(1, -(-_tiles(s, shape) // target.multiprocessors))
+            ranked.append((part * plain + packed - plain, _with_copies(s, ways)))
+    return sorted(ranked, key=lambda pair: pair[0])
 
 
 def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
@@ -198,7 +245,7 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
             assert isinstance(memory, Tensor)
             moved += target.costs.launch.second
             moved += 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / target.costs.wgmma.turn
-        own = _by_warp_groups(turned, found, target, hints, _inner(found, hints))
+        own = _by_warp_groups(turned, found, target, hints, _channel(found, hints))
         ranked += [(time + moved, replace(s, to_channels_last=way)) for time, s in own if s.a_copy == "im2col" and _is_roomy(s, found, way != "image")]
     return ranked
 
@@ -288,9 +335,10 @@ def _is_roomy(schedule: Wgmma, found: Contraction, across: bool = False) -> bool
     """Whether the threads that multiply pixels have registers left for places of results and for what these are combined with. Elements
     of arrays that lie `across` have an address each; results that do so themselves (`swap`) leave no room for a bias either."""
     results = schedule.rows * schedule.n
-    if results <= ROOMY:
+    reads = schedule.swap_ab and any(op.opcode == "load" for op in found.parallel.regions[0].ops)
+    if results <= ROOMY and not (reads and schedule.math_warpgroups > 2):
         return True
-    if schedule.swap_ab and any(op.opcode == "load" for op in found.parallel.regions[0].ops):
+    if reads:
         return False
     return results <= 2 * ROOMY and not (across and finishing_work(found).arrays)
 
@@ -439,6 +487,15 @@ def _inner(found: Contraction, hints: Mapping[str, int]) -> int:
     if len(lengths) == 1 or max(lengths) < SHORT_SUM:
         return -1
     return max(range(len(lengths)), key=lambda p: (lengths[p], p))
+
+
+def _channel(found: Contraction, hints: Mapping[str, int]) -> int:
+    """The summed index to cut into steps where pixels come with all of their channels: these, also if they are few."""
+    for factor in (found.a, found.b):
+        lies = image(found, factor)
+        if lies is not None and _number(found.reduce_extents[lies.channel], hints) >= FEW_CHANNELS:
+            return lies.channel
+    return _inner(found, hints)
 
 
 def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
@@ -654,8 +711,38 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
         for long in (16, 32, 64, 128):
             other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
             candidates.append(_deep(other, target))
+    if shape.k > DEEP * max(shape.m, shape.n) and shape.batch == 1:
+        candidates += _long_sums(shape, target)
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
+
+
+def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
+    """Tiles for a convolution whose results have few channels, which are columns of a tile: as many as there are, or a part of them."""
+    parts = -(-channels // 256)
+    found: list[Wgmma] = []
+    for n in dict.fromkeys(-(-channels // p // 8) * 8 for p in (parts, parts + 1)):
+        for m, groups, pingpong in ((128, 2, False), (128, 2, True), (192, 3, False)):
+            tile = Wgmma(m, n, 128 // size, math_warpgroups=groups, pingpong=pingpong, mma_in_flight=int(pingpong), swap_ab=True, store="direct")
+            if n % 64 and n > 32 and (n <= 192 or groups < 3):
+                found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
+    return found
+
+
+def _long_sums(shape: ProductShape, target: Target) -> list[Wgmma]:
+    """Tiles for few results and a long sum, whose time is that of reading both factors: tiles so large that hardly a byte comes twice, and a part of the sum for
+    every multiprocessor."""
+    found: list[Wgmma] = []
+    for groups, m in ((1, 64), (2, 128), (3, 192), (2, 256)):
+        for n in (64, 128, 192, 256):
+            if m - 64 < shape.m and n - 64 < shape.n:
+                whole = Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1)
+                room = target.max_shared - 2048 - groups * 64 * 128
+                whole = replace(whole, stages=min(8, room // ((m + n) * 128)))
+                parts = min(target.multiprocessors // max(1, _tiles(whole, shape)), shape.k // 512)
+                if parts > 1 and whole.has_room(target):
+                    found.append(replace(whole, split_k=parts))
+    return found
 
 
 def _deep(schedule: Wgmma, target: Target) -> Wgmma:
@@ -693,6 +780,8 @@ def cost(
     size = found.a.dtype.itemsize
     costs, launch = target.costs.wgmma, target.costs.launch
     rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, schedule.cluster), costs.other_tiles)
+    if schedule.a_copy == "im2col" and schedule.n % 64:
+        rate = _rate_between(schedule, costs)
     cut = schedule.split_k * schedule.cluster_k
     k = -(-shape.k // cut)
     blocks = _tiles(schedule, shape) * cut
@@ -702,7 +791,8 @@ def cost(
     # Blocks of a cluster share a's rows.
     along = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
     tile = (schedule.m, schedule.n)
-    down, across = (side + (costs.outside - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
+    outside = costs.outside_long if shape.k > DEEP * max(shape.m, shape.n) else costs.outside
+    down, across = (side + (outside - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
     rows = down / schedule.cluster + across
     feed = rows * k * size / (costs.feed_ragged if ragged else costs.feed)
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
@@ -714,6 +804,8 @@ def cost(
         steps = -(-k // schedule.k)
         compute = max(compute, costs.rs_beside * compute + steps * (costs.rs_step_of_groups if made_of.groups else costs.rs_step))
         sizes[int(schedule.swap_ab)] = made_of.bytes
+    if schedule.a_copy == "im2col":
+        compute += -(-k // schedule.k) * costs.pixels
     main = rounds * max(compute, feed) + finish * (1 if schedule.pingpong else rounds)
     if schedule.split_k == 1:
         work = work or finishing_work(found)
@@ -731,7 +823,8 @@ def cost(
     packed = (schedule.b_copy, schedule.a_copy) if schedule.swap_ab else (schedule.a_copy, schedule.b_copy)
     for way, across in zip(packed, (shape.m, shape.n), strict=True):
         if way == "pack":
-            total += launch.second + 3 * shape.batch * across * shape.k * size / costs.stream
+            moved = costs.packing if len(found.k) == 1 else costs.packing_windows
+            total += launch.second + moved * shape.batch * across * shape.k * size / costs.stream
     if schedule.pdl:
         total -= launch.saved_early
         filled = blocks / target.multiprocessors
@@ -743,6 +836,19 @@ def cost(
     if schedule.split_k > 1:
         total += launch.second + 2 * 4 * schedule.split_k * shape.batch * shape.m * shape.n / (1.5 * costs.stream)
     return total
+
+
+def _rate_between(schedule: Wgmma, costs: WgmmaCosts) -> float:
+    """The rate of a tile with a number of columns that no known one has: between those of its neighbours, and below the narrowest what shared memory allows, which
+    brings 64 rows for each instruction."""
+    known = sorted((n, rate) for (m, n, pingpong, cluster), rate in costs.tile_rates.items() if (m, pingpong, cluster) == (schedule.m, schedule.pingpong, schedule.cluster))
+    wider = next(((n, rate) for n, rate in known if n > schedule.n), None)
+    narrower = next(((n, rate) for n, rate in reversed(known) if n < schedule.n), None)
+    if wider is not None and narrower is not None:
+        return narrower[1] + (wider[1] - narrower[1]) * (schedule.n - narrower[0]) / (wider[0] - narrower[0])
+    if wider is not None:
+        return wider[1] * schedule.n / (schedule.n + NARROW) * (wider[0] + NARROW) / wider[0]
+    return narrower[1] if narrower is not None else costs.other_tiles
 
 
 def _is_ragged(found: Contraction, shape: ProductShape) -> bool:

@@ -61,7 +61,10 @@ def mma_schedules(
     elif by_matrix(operand, found.accumulator, precision, target):
         in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
         thin = _thin(operand, m, n)
-        candidates += [s for s in _mma(operand, precision, in_vectors) if not thin or work.windows or s.m * s.n <= 32 * 32] + thin
+        if operand.itemsize == 2 and work.is_thin and not in_vectors:
+            candidates.append(_thin_of_words(found, m, n))
+        else:
+            candidates += [s for s in _mma(operand, precision, in_vectors) if not thin or work.windows or s.m * s.n <= 32 * 32] + thin
     if not candidates or precision == "3xtf32":
         # Three products of tf32 are slower than one of f32 where matrix units are few.
         steps = (replace(s, k=min(s.k, _SHORT_STEP)) if target.has("rdna") else s for s in _fma(kernel, found))
@@ -87,10 +90,16 @@ def attained(schedule: MatrixSchedule, kernel: Kernel, found: Contraction, work:
 
 
 def _lies_across(kernel: Kernel, found: Contraction, target: Target, m: int, n: int, k: int) -> bool:
-    """Whether the long factor of a product with very few rows runs across the sum: reductions would walk its columns one by one."""
+    """Whether the long factor of a product with very few rows runs across the sum: reductions would walk its columns one by one. Those of two-byte elements whose rows
+    are words would have to be packed for warp groups."""
     factor = found.b if m <= n else found.a
     lies, tensor = plane(found, factor), factor.tensor
-    if min(m, n) < 2 or not is_thin(m, n) or lies is None or tensor is None or lies.row != tensor.rank - 1:
+    if min(m, n) < 2 or not is_thin(m, n) or lies is None or tensor is None:
+        return False
+    if factor.dtype.itemsize == 2 and target.has("wgmma") and not reads_vectors(kernel, found, factor):
+        words = all(divisors.of_size(stride, kernel.facts) % 2 == 0 for stride in tensor.strides[:-1]) and tensor.align >= 4
+        return words and by_matrix(factor.dtype, found.accumulator, "ieee", target)
+    if lies.row != tensor.rank - 1:
         return False
     return found.a.dtype is found.b.dtype is f32 and by_matrix(f32, found.accumulator, precision_of(kernel, f32, k), target)
 
@@ -120,7 +129,12 @@ def in_parts(schedule: WarpProduct, found: Contraction, work: TileWork, target: 
         return [schedule]
     if work.is_thin:
         # Reading the long side takes the time: as many bytes as possible are on their way.
-        parts = min(32, work.k // SHORT_PART, -(-SIDE_BY_SIDE * target.multiprocessors // max(1, tiles)))
+        most = -(-SIDE_BY_SIDE * target.multiprocessors // max(1, tiles))
+        if work.operand.itemsize == 2:
+            # As many as run at once: those that come later would find memory idle.
+            together = max(1, min(SIDE_BY_SIDE, target.shared_per_sm // shared_bytes(schedule, work.operand, work.total)))
+            most = max(1, together * target.multiprocessors // max(1, tiles))
+        parts = min(32, work.k // SHORT_PART, most)
         return [replace(schedule, split_k=parts)] if parts > 1 else [schedule]
     most = min(64, 2 * target.multiprocessors // max(1, tiles), work.k // PART)
     if 4 * tiles > target.multiprocessors or most < 4 or "pack" in (schedule.a_copy, schedule.b_copy):
@@ -309,6 +323,17 @@ def _thin(operand: DType, m: int, n: int) -> list[Mma]:
         return []
     found = Mma(16, 128, 16, stages=4, warps_m=1, warps_n=4, persistent=False) if few <= 16 else Mma(64, 128, 32, stages=3, warps_m=2, warps_n=4, persistent=False)
     return [found if m <= n else replace(found, m=found.n, n=found.m, warps_m=found.warps_n, warps_n=found.warps_m)]
+
+
+def _thin_of_words(found: Contraction, m: int, n: int) -> Mma:
+    """The same for elements of two bytes whose rows begin anywhere: a thread brings a word or an element at a time, so that all that counts is how many are on
+    their way, and that whole lines of memory are."""
+    few = next(w for w in (16, 32, FEW) if w >= min(m, n))
+    if _runs_along(found, found.b if m <= n else found.a):
+        tile = Mma(few, 64, 64, stages=4, warps_m=1, warps_n=4, persistent=False)
+    else:
+        tile = Mma(few, 256, 32, stages=4, warps_m=1, warps_n=8, persistent=False)
+    return tile if m <= n else replace(tile, m=tile.n, n=tile.m, warps_m=tile.warps_n, warps_n=tile.warps_m)
 
 
 _WAVE = (

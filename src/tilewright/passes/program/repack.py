@@ -5,7 +5,7 @@ computed from, is first written to scratch as a dense array [batch, rows, sums, 
 program with a kernel that packs before the contraction, whose factor is now a plain load. Packing reads and writes the operand once; what
 it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round. Plain multiply-adds read
 rows that run across the sum, so for these the pack is [batch, sums, k, rows]; so it is for warp-group instructions on elements of two bytes whose rows run across the sum
-already: these read either, and copying is faster than turning.
+already: these read either, and copying is faster than turning. A factor is zero where its guard does not hold; a guard by which tiles of the product skip terms stays.
 
     parallel m, n { acc = reduce k { yield f(x[i, k]) * w[k, j] }; … }
     -> parallel m, kk { store x.pack[i, kk] = kk < k ? f(x[i, kk]) : 0 }
@@ -28,6 +28,7 @@ from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.schedules.matrix import Fma, GpuProduct, Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.windows.sum_ranges import sum_bounds
 
 
 def repack(program: Program, plans: Plans) -> tuple[Program, Plans]:
@@ -69,6 +70,8 @@ class Packing:
         self.sums = [p for p in range(len(found.k)) if p != inner] + [inner]
         """The summed indices, the one that steps walk last."""
         self.by_engine = isinstance(schedule, Wgmma)
+        self.skipping = isinstance(schedule, Wgmma) and schedule.skips and bool(sum_bounds(found))
+        """Whether guards of packed factors stay: tiles skip what these leave empty."""
         extents = (schedule.n, schedule.m) if schedule.swap_ab else (schedule.m, schedule.n)
         self.turned = {id(f): isinstance(schedule, Fma) or self._stays(schedule, f, e) for f, e in zip((found.a, found.b), extents, strict=True)}
         """Whether rows of a factor's pack run across the sum."""
@@ -212,12 +215,17 @@ class Packing:
 
             def term(deep: Builder, *sums: Value) -> Sequence[Value]:
                 inside = dict(local) | dict(zip(found.k, sums, strict=True))
-                guards = [f.guard for f in (found.a, found.b) if f.guard is not None and id(f) not in packs]
+                factors = [f for f in (found.a, found.b) if id(f) not in packs or self.skipping]
+                guards = list(dict.fromkeys(f.guard for f in factors if f.guard is not None))
                 if not guards:
                     return terms(deep, inside)
-                self._clone(deep, guards[:1], inside)
+                guards = guards if self.skipping else guards[:1]
+                self._clone(deep, guards, inside)
+                condition = inside[guards[0]]
+                for guard in guards[1:]:
+                    condition = deep.logical_and(condition, inside[guard])
                 zero = deep.const(0, wide)
-                return deep.if_(inside[guards[0]], lambda region: terms(region, dict(inside)), lambda region: [zero])
+                return deep.if_(condition, lambda region: terms(region, dict(inside)), lambda region: [zero])
 
             for op in region.ops[:-1]:
                 if op is found.reduction:

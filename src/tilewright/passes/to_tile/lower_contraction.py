@@ -39,7 +39,7 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, WarpProduct, Wgmma
 from tilewright.passes.to_tile.lower_loops import LoopLowering
 from tilewright.passes.windows.split_images import PAIRS
-from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
+from tilewright.passes.windows.sum_ranges import SumBound, sum_bounds, sum_range
 
 
 def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> Kernel:
@@ -48,7 +48,17 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
     if len(products) != schedule.horizontal:
         raise CompilerBug.at("TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.horizontal}", kernel.span)
     lying = [found.apart() if schedule.apart else found for found in products]
-    return _ContractionLowering(kernel, [found.swapped() if schedule.swap_ab else found for found in lying], schedule, target).run_contraction()
+    bounds = sum_bounds(products[0]) if schedule.horizontal == 1 and skips_steps(schedule) else ()
+    if bounds and isinstance(schedule, Wgmma):
+        # Factors were packed with zeros where their guards do not hold (`repack`).
+        lying = [replace(found, a=replace(found.a, guard=None), b=replace(found.b, guard=None)) for found in lying]
+    swapped = [found.swapped() if schedule.swap_ab else found for found in lying]
+    return _ContractionLowering(kernel, swapped, schedule, target, bounds).run_contraction()
+
+
+def skips_steps(schedule: GpuProduct) -> bool:
+    """Whether blocks skip the steps of a sum that guards leave empty for all of a tile."""
+    return schedule.skips if isinstance(schedule, Wgmma) else isinstance(schedule, WarpProduct) and schedule.split_k == 1
 
 
 def _least(last: Size, step: int) -> Size:
@@ -67,8 +77,12 @@ def _least(last: Size, step: int) -> Size:
 class _ContractionLowering(LoopLowering):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
-    def __init__(self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target) -> None:
+    def __init__(
+        self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target, bounds: tuple[SumBound, ...] = ()
+    ) -> None:
         found = products[0]
+        self.bounds = bounds
+        """What is known of the terms that count."""
         super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
         self.found, self.matrix = found, schedule
         self.products = products
@@ -109,7 +123,8 @@ class _ContractionLowering(LoopLowering):
         if schedule.persistent:
             b.for_(first, b.index(tiles), b.index(blocks), [], one, name="tile", role="tiles")
         else:
-            one(b, first)
+            # Blocks begin in order: those that add up most come first, so that none of them is left at the end.
+            one(b, b.sub(b.index(tiles - 1), first) if self._grows() else first)
         attrs: dict[str, Attr] = {**self.kernel.attrs, "schedule": schedule.describe()}
         if together > 1:
             attrs["cluster"] = together
@@ -117,6 +132,12 @@ class _ContractionLowering(LoopLowering):
         return replace(
             self.kernel, stage=Stage.TILE, params=params, body=Block((), tuple(b.ops)), grid=(blocks * together,), attrs=MappingProxyType(attrs)
         )  # fmt: skip
+
+    def _grows(self) -> bool:
+        """Whether later rows of tiles have longer sums."""
+        row = self.found.indices[self.found.m[0]]
+        signs = [(1 if bound.upper else -1) * (1 if bound.form.factor(row) == ONE else -1) for bound in self.bounds if row in bound.form.values]
+        return sum(signs) > 0
 
     # -- where a tile lies --------------------------------------------------------------------------------------
 
@@ -273,14 +294,13 @@ class _ContractionLowering(LoopLowering):
             return sums
 
         low, high = b.index(0), b.index(self._steps())
-        bounds = sum_bounds(found) if schedule.horizontal == 1 and isinstance(schedule, WarpProduct) and schedule.split_k == 1 else ()
-        if bounds:
+        if self.bounds:
             # Steps of the sum that the guards leave empty for all of the tile are skipped.
             tile = {
                 found.indices[found.m[0]]: (row, b.add(row, b.index(schedule.m))),
                 found.indices[found.n[0]]: (column, b.add(column, b.index(schedule.n))),
             }
-            first, behind = sum_range(b, bounds, tile)
+            first, behind = sum_range(b, self.bounds, tile)
             if first is not None:
                 floored = b.mul(b.op("floordiv", first, b.index(schedule.k)), b.index(schedule.k))
                 low = b.op("max", low, floored)
@@ -288,7 +308,7 @@ class _ContractionLowering(LoopLowering):
         with b.at(found.reduction.span):
             totals = b.for_(
                 low, high, b.index(schedule.k), [zero] * schedule.horizontal, step, name="k", role="sum",
-                stages=schedule.stages,
+                stages=schedule.stages, **({"skips": True} if self.bounds and isinstance(schedule, Wgmma) else {}),
             )  # fmt: skip
         masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
         masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)

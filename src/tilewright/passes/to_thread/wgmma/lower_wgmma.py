@@ -362,8 +362,24 @@ class _WgmmaLowering:
         """The first of them, and how many they are."""
         if self.stream is not None:
             return self.stream.first_step, self.stream.own_steps
+        if self.skips:
+            return self._counting_steps(b)
         steps = self._all_steps(b)
         return (b.const(0, u32), steps) if self.shared_sum is None else self.shared_sum.stretch(b, steps)
+
+    @property
+    def skips(self) -> bool:
+        """Whether the tiles' sums differ in where they begin and end (`passes/windows/sum_ranges.py`)."""
+        return bool(self.sum.attrs.get("skips"))
+
+    def _counting_steps(self, b: Builder) -> tuple[Value, Value]:
+        """The first step of a tile's sum that counts, and how many there are."""
+        low, high = (self.env[v] for v in self.sum.operands[:2])
+        assert isinstance(low, Value) and isinstance(high, Value)
+        step = b.index(self.schedule.k)
+        length = b.op("max", b.sub(high, low), b.index(0))
+        steps = b.op("floordiv", b.add(length, b.index(self.schedule.k - 1)), step)
+        return b.cast(b.op("floordiv", low, step), u32), b.cast(steps, u32)
 
     def _all_steps(self, b: Builder) -> Value:
         """How many steps the sum of one tile takes."""
@@ -450,7 +466,7 @@ class _WgmmaLowering:
         def step(inner: Builder, number: Value, stage: Value, parity: Value) -> list[Value]:
             inner.multi("mbarrier_wait", self.empty, stage, inner.op("xor", parity, inner.const(1, u32)))
             inner.multi("mbarrier_expect", self.full, stage, bytes=size)
-            whole = inner.add(first, number) if self.shared_sum is not None or self.stream is not None else number
+            whole = inner.add(first, number) if self.shared_sum is not None or self.stream is not None or self.skips else number
             k = inner.mul(inner.cast(whole, dtype_of(k_arg.type)), inner.index(s.k))
             self.env[k_arg] = k
             self.divisors[k] = s.k

@@ -278,10 +278,14 @@ class WarpProduct(GpuProduct):
     def validate(self) -> None:
         for name in ("m", "n", "k", "warps_m", "warps_n"):
             value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise UserError.at("TW005", f"{name}={value}: a schedule of family {self.family} has powers of two")
+            if value < 1 or (value & (value - 1) and not self._is_side(name)):
+                raise UserError.at("TW005", f"{name}={value}: a schedule of family {self.family} has powers of two, and sides of 16 rows or columns for each warp")
         if self.chunk % self.k or self.chunk < 0 or self.chunks < 1:
             raise UserError.at("TW005", f"chunk={self.chunk} chunks={self.chunks}: a chunk is whole steps of k={self.k}")
+
+    def _is_side(self, name: str) -> bool:
+        """Whether warps share this side of the tile in blocks of 16, though it is no power of two."""
+        return name in ("m", "n") and (self.m % (SIDE * self.warps_m) if name == "m" else self.n % (SIDE * self.warps_n)) == 0
 
     def has_room(self, target: Target) -> bool:
         if min(self.m, self.n, self.k, self.stages) < 1 or self.threads > target.max_threads:

@@ -407,17 +407,22 @@ def shared_layout(
     other = 1 - axis
     lanes, warps, vectors = [1, 1], [1, 1], [1, 1]
     vectors[axis], vectors[other] = vector, height
-    lanes[axis] = min(shape[axis] // vector, max(2, 8 // vector) if across else MMA_LANES)
+    lanes[axis] = min(_two_power(shape[axis] // vector), max(2, 8 // vector) if across else MMA_LANES)
     if not lanes[axis] or shape[other] < height:
         return None
-    lanes[other] = min(MMA_LANES // lanes[axis], shape[other] // height)
+    lanes[other] = min(MMA_LANES // lanes[axis], _two_power(shape[other] // height))
     lanes[axis] = MMA_LANES // lanes[other]
     count = threads // MMA_LANES
-    warps[other] = min(count, max(1, shape[other] // (height * lanes[other])))
+    warps[other] = min(count, max(1, _two_power(shape[other] // (height * lanes[other]))))
     warps[axis] = count // warps[other]
     kind = Blocked if height == 1 else ThreadTile if axis == 1 else TallTile
     layout = kind((vectors[0], vectors[1]), (lanes[0], lanes[1]), (warps[0], warps[1]))
     return layout if all(shape[a] % layout.span(a) == 0 for a in (0, 1)) else None
+
+
+def _two_power(count: int) -> int:
+    """The largest power of two that so many can be shared by."""
+    return count & -count
 
 
 def _tried(outer: TileLowering, source: OperandSource, layout: Blocked) -> OperandView:

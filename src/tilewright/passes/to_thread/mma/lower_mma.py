@@ -111,6 +111,8 @@ class _MmaLowering(TileLowering):
     def _inner_levels(self) -> int:
         """Levels of sums above the innermost that stay in registers: those there is room for, and those shared memory has none for."""
         s, levels = self.schedule, len(stretches(self.schedule))
+        if isinstance(s, Mma) and s.levels_held >= 0:
+            return min(s.levels_held, levels)
         taken = sum(self.stages * view.ring.size * view.ring.dtype.itemsize for view in self.views)
         most = max(0, self.target.max_shared - taken) // (4 * self.unit.words * s.threads)
         return max(in_registers(s, self.unit.words, self._others()), levels - most)
@@ -164,7 +166,8 @@ class _MmaLowering(TileLowering):
             shape, along = shape_of(source.operand), 1 - side
             major = self.unit.major("k" if axis is None or axis == along else "mn")
             pitch = self.unit.pitch(shape[along if major == "k" else 1 - along], major)
-            size = shape[1 - along if major == "k" else along] * pitch
+            parts = 2 if isinstance(s, Mma) and "ab"[side] in s.apart_first and self.unit.takes_parts else 1
+            size = parts * shape[1 - along if major == "k" else along] * pitch
             memory = b.op(
                 "alloc",
                 dtype=self.unit.stored,
@@ -173,8 +176,8 @@ class _MmaLowering(TileLowering):
                 align=128,
                 name=f"{'ab'[side]}.ring",
             )
-            ring = Ring(memory, self.unit.stored, shape, along, major, pitch)
-            view = PackedOperand(self, source, ring, s.threads) if packed and number else make_view(self, source, ring, s.threads, copy, axis)
+            ring = Ring(memory, self.unit.stored, shape, along, major, pitch, parts)
+            view = PackedOperand(self, source, ring, s.threads) if packed and number else make_view(self, source, ring, s.threads, "threads" if parts > 1 else copy, axis)
             view.coordinates(b)
             self.views.append(view)
         self.env = known

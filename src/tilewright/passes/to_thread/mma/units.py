@@ -48,6 +48,8 @@ class MultiplyUnit(ABC):
     """Fragments of the first and of the second operand that one part has, in this order."""
     plain: bool
     """Fragments are read by ordinary loads, which compilers move."""
+    takes_parts: bool = False
+    """Operands may lie in shared memory in two parts."""
 
     @abstractmethod
     def major(self, given: str) -> str:
@@ -177,6 +179,7 @@ class MmaUnit(MultiplyUnit):
             )
         self.stored, self.layout, self.shape = operand, layout, (schedule.m, schedule.n)
         self.split, self.four = operand is f32 and precision == "3xtf32", schedule.tf32_terms == 4
+        self.takes_parts = self.split
         # From Hopper on f64 has instructions of 16 rows.
         self.kind: dict[str, Attr] = {"dtype": operand}
         if operand is f64 and target.sm >= 90:
@@ -238,14 +241,16 @@ class MmaUnit(MultiplyUnit):
     # -- fragments ----------------------------------------------------------------------------------------------
 
     def read(self, b: Builder, part: int, stage: Value) -> list[Value]:
+        """Of an operand that lies in two parts all large ones, then all small ones."""
         starts = [b.add(b.mul(stage, b.index(r.size)), base) for r, base in zip(self.rings, self.bases, strict=True)]
         fragments: list[Value] = []
-        for block in range(self.down):
-            fragments += self._fragment(b, self.rings[0], starts[0], 16 * block, part * self.k, 4)
-        for pair in range(0, self.across, 2):
-            fragments += self._fragment(
-                b, self.rings[1], starts[1], 8 * pair, part * self.k, min(4, 2 * (self.across - pair))
-            )
+        first, second = self.rings
+        for start in (b.add(starts[0], b.index(number * first.tile)) for number in range(first.parts)):
+            for block in range(self.down):
+                fragments += self._fragment(b, first, start, 16 * block, part * self.k, 4)
+        for start in (b.add(starts[1], b.index(number * second.tile)) for number in range(second.parts)):
+            for pair in range(0, self.across, 2):
+                fragments += self._fragment(b, second, start, 8 * pair, part * self.k, min(4, 2 * (self.across - pair)))
         return fragments
 
     def _fragment(self, b: Builder, ring: Ring, start: Value, across: int, along: int, count: int) -> list[Value]:
@@ -268,13 +273,15 @@ class MmaUnit(MultiplyUnit):
     # -- products -----------------------------------------------------------------------------------------------
 
     def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
-        first, second = list(fragments[: self.tall * self.down]), list(fragments[self.tall * self.down :])
+        count = self.rings[0].parts * self.tall * self.down
+        first, second = list(fragments[:count]), list(fragments[count:])
         if self.stored is f32 and not self.split:
             first, second = [rounded_tf32(b, v) for v in first], [rounded_tf32(b, v) for v in second]
         if not self.split:
             return self._products(b, first, second, sums)
-        big, small = all_parts(b, first)
-        other_big, other_small = all_parts(b, second)
+        (big, small), (other_big, other_small) = (
+            (words[: len(words) // 2], words[len(words) // 2 :]) if ring.parts == 2 else all_parts(b, words) for words, ring in zip((first, second), self.rings, strict=True)
+        )
         result = list(sums)
         if self.four:
             result = self._products(b, small, other_small, result)

@@ -245,6 +245,23 @@ def test_floats(
     assert bool(count(stages, "mma")) == (schedule is not FMA)
 
 
+@pytest.mark.parametrize("shape", [(70, 90, 37), (47, 100, 64), (1, 129, 33)], ids=str)
+@pytest.mark.parametrize("first", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("order", [nn, nt, tn])
+def test_parts_of_tf32_are_made_once_for_all_warps(order: Callable[..., tw.Array], first: str, shape: tuple[int, int, int]) -> None:
+    """Each factor in two parts in shared memory, or as it is; tiles of 48 rows and 96 columns."""
+    m, n, k = shape
+    a = numbers(np.float32, *((k, m) if order is tn else (m, k)))
+    b = numbers(np.float32, *((n, k) if order is nt else (k, n)))
+    words = mma(16, m=48, n=96, warps_m=1, chunk=32, levels_held=1) + (f" apart_first={first}" if first else "")
+    stages = lowered(order, a, b, schedule=words, precision="3xtf32")
+    want = (wide(a).T if order is tn else wide(a)) @ (wide(b).T if order is nt else wide(b))
+    assert error(computed(stages, a, b), want) < 1e-6
+    rings = {op.results[0].name: op.attrs["shape"][0] for op in ops(stages) if op.opcode == "alloc"}  # type: ignore[index]
+    whole = {op.results[0].name: op.attrs["shape"][0] for op in ops(lowered(order, a, b, schedule=mma(16, m=48, n=96, warps_m=1), precision="3xtf32")) if op.opcode == "alloc"}  # type: ignore[index]
+    assert {side: rings[f"{side}.ring"] // whole[f"{side}.ring"] for side in "ab"} == {side: 2 if side in first else 1 for side in "ab"}
+
+
 @pytest.mark.parametrize("function", [whole, whole_turned])
 @pytest.mark.parametrize("shape", [(70, 90, 37), (80, 64, 96)], ids=str)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
@@ -274,7 +291,7 @@ def test_f32_adds_up_in_order() -> None:
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize(("schedule", "precision"), [(FMA, "ieee"), (mma(16), "tf32"), (mma(16), "3xtf32")])
+@pytest.mark.parametrize(("schedule", "precision"), [(FMA, "ieee"), (mma(16), "tf32"), (mma(16), "3xtf32"), (mma(16) + " apart_first=ab", "3xtf32")])
 def test_infinities_and_nan_stay_in_their_rows(schedule: str, precision: str) -> None:
     a, b = np.abs(numbers(np.float32, 66, 20)) + 1, np.abs(numbers(np.float32, 20, 70)) + 1
     a[3, 5], a[7, 2], b[4, 9] = np.inf, np.nan, np.inf
@@ -385,7 +402,7 @@ def test_unaligned_rows_are_not_read_in_vectors() -> None:
     assert not any(op.attrs.get("width") for op in loads)
 
 
-@pytest.mark.parametrize("shape", [(128, 8), (64, 16), (32, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(128, 8), (64, 16), (32, 128), (48, 32), (32, 96)], ids=str)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("vector", [1, 2, 4])
 @pytest.mark.parametrize("across", [False, True])
@@ -442,7 +459,7 @@ def test_a_large_product_has_large_tiles() -> None:
     assert found[0].m * found[0].n < found[1].m * found[1].n  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("schedule", [mma(24), mma(32, m=96), mma(32, m=16, warps_m=2), mma(16, n=16, m=32, warps_n=4),
+@pytest.mark.parametrize("schedule", [mma(24), mma(32, m=80), mma(32, m=72), mma(32, m=16, warps_m=2), mma(16, n=16, m=32, warps_n=4),
                                       "family=fma m=16 n=64 k=8 warps_m=2 persistent=0"])  # fmt: skip
 def test_a_schedule_that_cannot_be_is_refused(schedule: str) -> None:
     dtype = BF16 if "mma" in schedule else np.float32

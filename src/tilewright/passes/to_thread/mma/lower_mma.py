@@ -111,8 +111,6 @@ class _MmaLowering(TileLowering):
     def _inner_levels(self) -> int:
         """Levels of sums above the innermost that stay in registers: those there is room for, and those shared memory has none for."""
         s, levels = self.schedule, len(stretches(self.schedule))
-        if isinstance(s, Mma) and s.levels_held >= 0:
-            return min(s.levels_held, levels)
         taken = sum(self.stages * view.ring.size * view.ring.dtype.itemsize for view in self.views)
         most = max(0, self.target.max_shared - taken) // (4 * self.unit.words * s.threads)
         return max(in_registers(s, self.unit.words, self._others()), levels - most)
@@ -266,8 +264,7 @@ class _MmaLowering(TileLowering):
                         inner.multi("copy_wait", pending=ahead - 1)
                     inner.multi("barrier")
                     coming = self.unit.read(inner, 0, following)
-                sums = self.unit.multiply(inner, fragments, sums)
-                fragments = coming
+                sums, fragments = self.unit.step(inner, fragments, coming, sums)
             if self.unit.plain:
                 # Else LLVM moves the loads just above to the start of the next step, where they are waited for.
                 inner.multi("warp_sync")
@@ -300,7 +297,7 @@ class _MmaLowering(TileLowering):
             results = outer.for_(first, stop, length, [*totals, *state], stretch, name=name, unroll=1)
             return [*(kept.get(outer) if kept is not None else ()), *results]
 
-        begun = [b.index(0), b.index(ahead), *self.unit.read(b, 0, b.index(0))]
+        begun = [b.index(0), b.index(ahead), *self.unit.made(b, self.unit.read(b, 0, b.index(0)))]
         results = level(b, low, end, stretches(self.schedule), begun)
         if asynchronous:
             b.multi("copy_wait", pending=0)

@@ -22,7 +22,7 @@ from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, accumu
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
-from tilewright.passes.choose.mma import SHORT_TERMS, SHORTEST, THIN, is_thin, mma_schedules, precision_of, warp_time
+from tilewright.passes.choose.mma import SHORT_TERMS, SHORTEST, THIN, is_deep, is_thin, mma_schedules, precision_of, warp_time
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
@@ -42,8 +42,6 @@ STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
 SKIPPED = (1.0, 0.55, 0.25)
 """What is left of a product whose tiles skip what guards leave empty, where so many factors have one."""
-DEEP = 16
-"""A sum this many times as long as the sides of the results is long."""
 WORD = 8
 """Bytes from which on threads bring a factor nearly as fast as the copy engine does."""
 LARGE = 1 << 14
@@ -101,7 +99,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         if ranked and "pack" in (ranked[0][1].a_copy, ranked[0][1].b_copy) and len(found.k) == len(found.m) == len(found.n) == 1 and _in_words(kernel, found):
             # Warps bring factors that the copy engine cannot read as they lie; of few results and a long sum the copies take longer than the product.
             shape = shape_of(found, hints)
-            if not is_thin(shape.m, shape.n) and shape.k > DEEP * max(shape.m, shape.n) and warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) < ranked[0][0]:
+            if not is_thin(shape.m, shape.n) and is_deep(shape.m, shape.n, shape.k) and warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) < ranked[0][0]:
                 return (*by_warps, *by_groups)
         return (*by_groups, *by_warps)
     return _by_warps(kernel, found, target, hints, inner)

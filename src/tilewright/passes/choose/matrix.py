@@ -22,7 +22,16 @@ from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, accumu
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
-from tilewright.passes.choose.mma import SHORT_TERMS, SHORTEST, THIN, is_deep, is_thin, mma_schedules, precision_of, warp_time
+from tilewright.passes.choose.mma import (
+    SHORT_TERMS,
+    SHORTEST,
+    THIN,
+    is_deep,
+    is_thin,
+    mma_schedules,
+    precision_of,
+    warp_time,
+)
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage

@@ -258,13 +258,17 @@ class MmaUnit(MultiplyUnit):
         starts = [b.add(b.mul(stage, b.index(r.size)), base) for r, base in zip(self.rings, self.bases, strict=True)]
         fragments: list[Value] = []
         first, second = self.rings
-        for start in (b.add(starts[0], b.index(number * first.tile)) for number in range(first.parts)):
+        for start in self._tiles(b, first, starts[0]):
             for block in range(self.down):
                 fragments += self._fragment(b, first, start, 16 * block, part * self.k, 4)
-        for start in (b.add(starts[1], b.index(number * second.tile)) for number in range(second.parts)):
+        for start in self._tiles(b, second, starts[1]):
             for pair in range(0, self.across, 2):
                 fragments += self._fragment(b, second, start, 8 * pair, part * self.k, min(4, 2 * (self.across - pair)))
         return fragments
+
+    def _tiles(self, b: Builder, ring: Ring, start: Value) -> list[Value]:
+        """Where the tiles of one stage begin for this thread."""
+        return [start, *(b.add(start, b.index(number * ring.tile)) for number in range(1, ring.parts))]
 
     def _fragment(self, b: Builder, ring: Ring, start: Value, across: int, along: int, count: int) -> list[Value]:
         """16 rows of a or 16 columns of b (8 where count is 2), for one instruction along the sum."""

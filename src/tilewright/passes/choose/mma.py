@@ -92,7 +92,7 @@ def warp_time(listed: Sequence[MatrixSchedule], kernel: Kernel, found: Contracti
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
     work = TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1)
     in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
-    reached = 1.0 if work.is_thin or (isinstance(first, Mma) and first.apart_ahead) else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
+    reached = 1.0 if work.is_thin or _has_few(first) else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
     return cost(first, target, work, turned(found, first)) / reached
 
 
@@ -107,7 +107,7 @@ def in_parts(schedule: WarpProduct, found: Contraction, work: TileWork, target: 
     tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
     if len(found.k) > 1:
         return [schedule]
-    if isinstance(schedule, Mma) and schedule.apart_ahead:
+    if _has_few(schedule):
         # So many that they fill the multiprocessors once, or twice: one block more would be a round of its own.
         places = target.multiprocessors * _together(schedule, work, target)
         most = min(MOST_PARTS, work.k // SHORT_PART)
@@ -213,7 +213,7 @@ def in_levels(schedule: WarpProduct, work: TileWork, target: Target, whole: int 
         # In short sums the product of the small parts counts as much as what is dropped. Where a thread has few sums, stretches are short: additions are
         # cheap there. Else the error goes with the stretch over the root of the length: this keeps it below that of a chain in f32.
         stretch, products = max(schedule.k, _SHORT_STRETCH), 4 if max(work.k, whole) < SHORT_TERMS else 3
-        few = _words(schedule, work.total) <= 32 and not schedule.apart_ahead
+        few = _words(schedule, work.total) <= 32 and not _has_few(schedule)
         while products == 3 and not few and stretch < 256 and stretch * stretch <= work.k:
             stretch *= 2
         upper = few and work.k > 2 * stretch * _STRETCHES
@@ -310,14 +310,19 @@ def is_deep(m: int, n: int, k: int) -> bool:
 
 
 _FEW_RESULTS = tuple(
-    Mma(m, n, 16, stages=stages, warps_m=down, warps_n=across, persistent=False, apart_ahead=True, levels_held=held)
-    for m, n, stages, down, across, held in (
-        (64, 128, 4, 1, 4, 1), (48, 128, 4, 1, 4, 1), (32, 128, 4, 1, 4, 1), (48, 192, 3, 1, 4, 0), (64, 64, 4, 2, 2, 1), (64, 96, 4, 2, 2, 1), (96, 96, 4, 2, 2, 1),
-        (48, 96, 4, 1, 2, 0),
+    Mma(m, n, k, stages=stages, warps_m=down, warps_n=across, persistent=False, levels_held=1)
+    for m, n, k, stages, down, across in (
+        (64, 128, 16, 4, 1, 4), (48, 128, 16, 4, 1, 4), (32, 128, 16, 4, 1, 4), (48, 192, 16, 3, 1, 4), (48, 96, 16, 4, 1, 2), (64, 64, 32, 3, 2, 2),
+        (128, 128, 16, 3, 2, 4),
     )
 )  # fmt: skip
 """For f32 in parts, where results are few: of a long side warps take stretches, so that its elements are taken apart once, and registers hold results of many
 products of each part."""
+
+
+def _has_few(schedule: WarpProduct) -> bool:
+    """Whether it is one of these."""
+    return isinstance(schedule, Mma) and schedule.levels_held >= 0
 
 
 def _few(work: TileWork) -> list[Mma]:
@@ -402,9 +407,8 @@ def rate(schedule: WarpProduct, work: TileWork, target: Target) -> float:
 def _together(schedule: WarpProduct, work: TileWork, target: Target) -> int:
     """Blocks side by side on one multiprocessor."""
     words = _words(schedule, work.total)
-    registers = min(target.max_registers, words * (1 + in_registers(schedule, words, _OTHERS)) + _OTHERS)
-    if isinstance(schedule, Mma) and schedule.apart_ahead:
-        registers = target.max_registers  # parts of this step and of the next one are there at once
+    levels = schedule.levels_held if isinstance(schedule, Mma) and _has_few(schedule) else in_registers(schedule, words, _OTHERS)
+    registers = min(target.max_registers, words * (1 + levels) + _OTHERS)
     room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
     return max(1, room.blocks if room is not None else 1)
 
@@ -426,10 +430,11 @@ def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0
     def one_round(blocks: int) -> float:
         """The time of so many blocks side by side on one multiprocessor."""
         warps = blocks * schedule.threads / target.warp_size
-        if isinstance(schedule, Mma) and schedule.apart_ahead:
-            # Each warp takes apart what it multiplies.
+        if _has_few(schedule):
+            # Each warp takes apart what it multiplies, besides what all bring.
             taken = schedule.m * schedule.warps_n + schedule.n * schedule.warps_m
-            return blocks * (k + 64) * (area / reached + taken * costs.taken_apart) / min(1.0, warps / costs.busy_warps)
+            each = area / reached + taken * costs.taken_apart + (schedule.m + schedule.n) * costs.brought
+            return blocks * (k + 128) * each / min(1.0, warps / costs.busy_warps)
         busy = min(most, warps / costs.busy_warps)
         computed = blocks * area * (k + 64) / (reached * busy)
         fed = blocks * (schedule.m + schedule.n) * k * size / feed if feed else 0.0
@@ -437,13 +442,13 @@ def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0
 
     rounds, left = divmod(tiles, target.multiprocessors * together)
     total = rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
-    if target.bandwidth and (work.is_thin or (isinstance(schedule, Mma) and schedule.apart_ahead)):
+    if target.bandwidth and (work.is_thin or _has_few(schedule)):
         # Memory takes the time; what arrives goes with what is on its way at once. Reading hides computing only so far.
         side_by_side = min(together, -(-tiles // target.multiprocessors))
         waiting = min(tiles, target.multiprocessors) * side_by_side * (schedule.stages - 1) * (schedule.m + schedule.n) * schedule.k * size
         read = work.batch * work.k * (work.m + work.n) * size
         reading = read / min(waiting / costs.latency, costs.streamed * target.bandwidth * 1e6)
-        total = max(total, reading) + 0.25 * min(total, reading)
+        total = max(total, reading) + (0.0 if _has_few(schedule) else 0.25 * min(total, reading))
     if schedule.split_k > 1:
         # Parts of the results are written and read again.
         total += target.costs.launch.second + 3 * work.total.itemsize * schedule.split_k * work.batch * work.m * work.n / ((target.bandwidth or 0.1) * 1e6)

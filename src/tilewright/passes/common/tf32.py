@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from tilewright.base.dtypes import f32, u32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import Vec
 
 CUT = 0xFFFFE000
 """The bits of an f32 that tf32 has."""
@@ -40,12 +39,3 @@ def all_parts(b: Builder, words: Sequence[Value]) -> tuple[list[Value], list[Val
     """The large parts of several, and the small ones."""
     parts = [tf32_parts(b, word) for word in words]
     return [large for large, _ in parts], [small for _, small in parts]
-
-
-def parts_of(b: Builder, value: Value) -> tuple[Value, Value]:
-    """An f32, or a vector of such, as two parts that are f32 themselves."""
-    if not isinstance(value.type, Vec):
-        large, small = tf32_parts(b, b.bitcast(value, u32))
-        return b.bitcast(large, f32), b.bitcast(small, f32)
-    parts = [parts_of(b, b.op("extract", value, lane=lane)) for lane in range(value.type.width)]
-    return b.op("pack", *(large for large, _ in parts)), b.op("pack", *(small for _, small in parts))

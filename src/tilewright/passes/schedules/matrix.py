@@ -304,10 +304,6 @@ class Mma(WarpProduct):
 
     tf32_terms: int = 3
     """Products of the two parts of each factor (precision `3xtf32`): 4 has that of the small parts too."""
-    apart_first: str = ""
-    """Factors of f32 (`a`, `b`, `ab`) whose elements are taken apart on their way to shared memory, once for all warps, not by each warp that multiplies them."""
-    apart_ahead: bool = False
-    """Elements of f32 are taken apart one part ahead, beside the matrix instructions; not just before these."""
     levels_held: int = -1
     """Levels of sums above the innermost that stay in registers; -1: those that registers are thought to have room for."""
 

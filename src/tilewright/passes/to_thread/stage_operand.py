@@ -24,7 +24,6 @@ from tilewright.ir.layouts import MMA_LANES, Accumulator, Blocked
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, SameInVector, Shape, shape_of
-from tilewright.passes.common.tf32 import parts_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
 
 WIDEST = 16
@@ -45,8 +44,6 @@ class Ring:
     """`k`: a row of shared memory runs along the sum; `mn`: across it."""
     pitch: int
     """Elements from one row to the next."""
-    parts: int = 1
-    """Tiles of one stage: 2 where those of the small parts of its elements lie behind those of the large ones."""
 
     @property
     def inner(self) -> int:
@@ -54,14 +51,9 @@ class Ring:
         return self.along if self.major == "k" else 1 - self.along
 
     @property
-    def tile(self) -> int:
-        """Elements of one tile."""
-        return self.shape[1 - self.inner] * self.pitch
-
-    @property
     def size(self) -> int:
         """Elements of one stage."""
-        return self.parts * self.tile
+        return self.shape[1 - self.inner] * self.pitch
 
     def scale(self, axis: int) -> int:
         """How far apart neighbours along an axis of the tile are."""
@@ -379,17 +371,6 @@ class OperandView(TileLowering):
     def put(self, b: Builder, held: Registers) -> None:
         """Write what `bring` gave to the stage at `offset`."""
         cells = {cell: b.cast(value, self.ring.dtype) for cell, value in held.cells.items()}
-        if self.ring.parts == 1:
-            self._put(b, cells)
-            return
-        assert self.offset is not None
-        start, taken = self.offset, {cell: parts_of(b, value) for cell, value in cells.items()}
-        for part in range(self.ring.parts):
-            self.offset = b.add(start, b.index(part * self.ring.tile))
-            self._put(b, {cell: both[part] for cell, both in taken.items()})
-        self.offset = start
-
-    def _put(self, b: Builder, cells: dict[Cell, Value]) -> None:
         if isinstance(self.layout, ThreadTile):
             self._put_across(b, cells)
             return

@@ -47,6 +47,9 @@ from tilewright.passes.to_thread.stage_operand import (
 PACKED_REGISTERS = 80
 """Of a thread that unpacks weights, beside its sums: that takes more instructions than all else, so more threads are worth more than registers."""
 
+HELD_REGISTERS = 40
+"""Of a thread whose schedule says which sums it holds, beside these and fragments."""
+
 
 def lower_mma(kernel: Kernel, schedule: WarpProduct, target: Target) -> Kernel:
     """The thread-stage kernel."""
@@ -106,6 +109,9 @@ class _MmaLowering(TileLowering):
 
     def _others(self) -> int:
         """Registers of all but the sums."""
+        if isinstance(self.schedule, Mma) and self.schedule.levels_held >= 0:
+            # Fragments of the next part, both parts of these, and addresses, as compilers were seen to have them.
+            return 3 * (self.unit.first_count + self.unit.second_count) + HELD_REGISTERS
         return self.unit.registers - self.unit.words + sum(view.cost for view in self.views)
 
     def _inner_levels(self) -> int:
@@ -164,8 +170,7 @@ class _MmaLowering(TileLowering):
             shape, along = shape_of(source.operand), 1 - side
             major = self.unit.major("k" if axis is None or axis == along else "mn")
             pitch = self.unit.pitch(shape[along if major == "k" else 1 - along], major)
-            parts = 2 if isinstance(s, Mma) and "ab"[side] in s.apart_first and self.unit.takes_parts else 1
-            size = parts * shape[1 - along if major == "k" else along] * pitch
+            size = shape[1 - along if major == "k" else along] * pitch
             memory = b.op(
                 "alloc",
                 dtype=self.unit.stored,
@@ -174,8 +179,8 @@ class _MmaLowering(TileLowering):
                 align=128,
                 name=f"{'ab'[side]}.ring",
             )
-            ring = Ring(memory, self.unit.stored, shape, along, major, pitch, parts)
-            view = PackedOperand(self, source, ring, s.threads) if packed and number else make_view(self, source, ring, s.threads, "threads" if parts > 1 else copy, axis)
+            ring = Ring(memory, self.unit.stored, shape, along, major, pitch)
+            view = PackedOperand(self, source, ring, s.threads) if packed and number else make_view(self, source, ring, s.threads, copy, axis)
             view.coordinates(b)
             self.views.append(view)
         self.env = known
@@ -264,7 +269,8 @@ class _MmaLowering(TileLowering):
                         inner.multi("copy_wait", pending=ahead - 1)
                     inner.multi("barrier")
                     coming = self.unit.read(inner, 0, following)
-                sums, fragments = self.unit.step(inner, fragments, coming, sums)
+                sums = self.unit.multiply(inner, fragments, sums)
+                fragments = coming
             if self.unit.plain:
                 # Else LLVM moves the loads just above to the start of the next step, where they are waited for.
                 inner.multi("warp_sync")
@@ -297,7 +303,7 @@ class _MmaLowering(TileLowering):
             results = outer.for_(first, stop, length, [*totals, *state], stretch, name=name, unroll=1)
             return [*(kept.get(outer) if kept is not None else ()), *results]
 
-        begun = [b.index(0), b.index(ahead), *self.unit.made(b, self.unit.read(b, 0, b.index(0)))]
+        begun = [b.index(0), b.index(ahead), *self.unit.read(b, 0, b.index(0))]
         results = level(b, low, end, stretches(self.schedule), begun)
         if asynchronous:
             b.multi("copy_wait", pending=0)

@@ -13,8 +13,7 @@ elements that lie across the sum.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 from tilewright.base.dtypes import DType, f32, f64, u32
 from tilewright.base.errors import UserError
@@ -25,12 +24,9 @@ from tilewright.ir.nodes import Attr, Value
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype, mma_shape
 from tilewright.ir.types import Vec
 from tilewright.passes.common.registers import Cell, ThreadView
-from tilewright.passes.common.tf32 import all_parts, rounded_tf32, tf32_parts
+from tilewright.passes.common.tf32 import all_parts, rounded_tf32
 from tilewright.passes.schedules.matrix import Mma, WarpProduct
 from tilewright.passes.to_thread.stage_operand import WIDEST, Ring
-
-Parts = tuple[list[Value], list[Value]]
-"""Large parts and small ones."""
 
 F64_STEP = 8
 """Terms of one instruction of f64, from Hopper on: 4, 8 or 16."""
@@ -52,8 +48,6 @@ class MultiplyUnit(ABC):
     """Fragments of the first and of the second operand that one part has, in this order."""
     plain: bool
     """Fragments are read by ordinary loads, which compilers move."""
-    takes_parts: bool = False
-    """Operands may lie in shared memory in two parts."""
 
     @abstractmethod
     def major(self, given: str) -> str:
@@ -78,14 +72,6 @@ class MultiplyUnit(ABC):
     @abstractmethod
     def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
         """The sums with the products of one part added."""
-
-    def made(self, b: Builder, fragments: Sequence[Value]) -> list[Value]:
-        """What is multiplied, of fragments that were read."""
-        return list(fragments)
-
-    def step(self, b: Builder, fragments: Sequence[Value], coming: Sequence[Value], sums: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-        """The sums with the products of one part added, and what is multiplied next, of fragments that were read."""
-        return self.multiply(b, fragments, sums), list(coming)
 
     @abstractmethod
     def cells(self, b: Builder, sums: Sequence[Value]) -> list[dict[Cell, Value]]:
@@ -191,8 +177,6 @@ class MmaUnit(MultiplyUnit):
             )
         self.stored, self.layout, self.shape = operand, layout, (schedule.m, schedule.n)
         self.split, self.four = operand is f32 and precision == "3xtf32", schedule.tf32_terms == 4
-        self.takes_parts = self.split
-        self.ahead = self.split and schedule.apart_ahead
         # From Hopper on f64 has instructions of 16 rows.
         self.kind: dict[str, Attr] = {"dtype": operand}
         if operand is f64 and target.sm >= 90:
@@ -254,21 +238,15 @@ class MmaUnit(MultiplyUnit):
     # -- fragments ----------------------------------------------------------------------------------------------
 
     def read(self, b: Builder, part: int, stage: Value) -> list[Value]:
-        """Of an operand that lies in two parts all large ones, then all small ones."""
         starts = [b.add(b.mul(stage, b.index(r.size)), base) for r, base in zip(self.rings, self.bases, strict=True)]
         fragments: list[Value] = []
-        first, second = self.rings
-        for start in self._tiles(b, first, starts[0]):
-            for block in range(self.down):
-                fragments += self._fragment(b, first, start, 16 * block, part * self.k, 4)
-        for start in self._tiles(b, second, starts[1]):
-            for pair in range(0, self.across, 2):
-                fragments += self._fragment(b, second, start, 8 * pair, part * self.k, min(4, 2 * (self.across - pair)))
+        for block in range(self.down):
+            fragments += self._fragment(b, self.rings[0], starts[0], 16 * block, part * self.k, 4)
+        for pair in range(0, self.across, 2):
+            fragments += self._fragment(
+                b, self.rings[1], starts[1], 8 * pair, part * self.k, min(4, 2 * (self.across - pair))
+            )
         return fragments
-
-    def _tiles(self, b: Builder, ring: Ring, start: Value) -> list[Value]:
-        """Where the tiles of one stage begin for this thread."""
-        return [start, *(b.add(start, b.index(number * ring.tile)) for number in range(1, ring.parts))]
 
     def _fragment(self, b: Builder, ring: Ring, start: Value, across: int, along: int, count: int) -> list[Value]:
         """16 rows of a or 16 columns of b (8 where count is 2), for one instruction along the sum."""
@@ -290,69 +268,23 @@ class MmaUnit(MultiplyUnit):
     # -- products -----------------------------------------------------------------------------------------------
 
     def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
-        first, second = self._operands(fragments)
+        first, second = list(fragments[: self.tall * self.down]), list(fragments[self.tall * self.down :])
         if self.stored is f32 and not self.split:
             first, second = [rounded_tf32(b, v) for v in first], [rounded_tf32(b, v) for v in second]
         if not self.split:
             return self._products(b, first, second, sums)
-        both = [self._parts(b, words, ring) for words, ring in zip((first, second), self.rings, strict=True)]
+        big, small = all_parts(b, first)
+        other_big, other_small = all_parts(b, second)
         result = list(sums)
-        for left, right in self._kinds(*both):
-            result = self._products(b, left, right, result)
-        return result
-
-    def _operands(self, fragments: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-        count = self.rings[0].parts * self.tall * self.down
-        return list(fragments[:count]), list(fragments[count:])
-
-    def _parts(self, b: Builder, words: Sequence[Value], ring: Ring) -> Parts:
-        """The large parts of an operand's fragments, and the small ones."""
-        half = len(words) // 2
-        return (list(words[:half]), list(words[half:])) if ring.parts == 2 else all_parts(b, words)
-
-    def _kinds(self, first: Parts, second: Parts) -> list[tuple[list[Value], list[Value]]]:
-        """Which parts are multiplied, small ones first."""
-        (big, small), (other_big, other_small) = first, second
-        return [*([(small, other_small)] if self.four else []), (small, other_big), (big, other_small), (big, other_big)]
-
-    # -- parts made ahead: arithmetic beside the matrix units, which in turns would wait for each other -------------------
-
-    def made(self, b: Builder, fragments: Sequence[Value]) -> list[Value]:
-        if not self.ahead:
-            return list(fragments)
-        return [word for words, ring in zip(self._operands(fragments), self.rings, strict=True) for part in self._parts(b, words, ring) for word in part]
-
-    def step(self, b: Builder, fragments: Sequence[Value], coming: Sequence[Value], sums: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-        if not self.ahead:
-            return super().step(b, fragments, coming, sums)
-        rows, columns = self.tall * self.down, self.b_count * self.across
-        places = (0, rows, 2 * rows, 2 * rows + columns, 2 * (rows + columns))
-        own = [list(fragments[start:end]) for start, end in pairwise(places)]
-        raw = [word for words, ring in zip(self._operands(coming), self.rings, strict=True) if ring.parts == 1 for word in words]
-        parts: list[tuple[Value, Value]] = []
-        kinds = self._kinds((own[0], own[1]), (own[2], own[3]))
-        # While the first kind of product is under way fragments arrive; then some are taken apart beside each.
-        each = -(-len(raw) // ((len(kinds) - 1) * self.down * self.across * (16 // self.m)))
-
-        def beside() -> None:
-            parts.extend(tf32_parts(b, word) for word in raw[len(parts) : len(parts) + each])
-
-        result = self._products(b, *kinds[0], sums)
-        for left, right in kinds[1:]:
-            result = self._products(b, left, right, result, beside)
-        following: list[Value] = []
-        for words, ring in zip(self._operands(coming), self.rings, strict=True):
-            if ring.parts == 1:
-                taken, parts = parts[: len(words)], parts[len(words) :]
-                following += [large for large, _ in taken] + [small for _, small in taken]
-            else:
-                following += words
-        return result, following
+        if self.four:
+            result = self._products(b, small, other_small, result)
+        result = self._products(b, small, other_big, result)
+        result = self._products(b, big, other_small, result)
+        return self._products(b, big, other_big, result)
 
     def _products(
-        self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value], beside: Callable[[], None] | None = None
+        self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value]
     ) -> list[Value]:
-        """`beside`: called after each instruction."""
         result = list(sums)
         for row in range(self.down):
             left = first[self.tall * row : self.tall * (row + 1)]
@@ -364,8 +296,6 @@ class MmaUnit(MultiplyUnit):
                     # An instruction of eight rows takes every other register.
                     own = left[half :: 16 // self.m]
                     result[place] = b.emit("mma", [*own, *right, *result[place]], self.kind)
-                    if beside is not None:
-                        beside()
         return result
 
     def cells(self, b: Builder, sums: Sequence[Value]) -> list[dict[Cell, Value]]:

@@ -37,7 +37,7 @@ FEW, LONG, SHORT_PART, SIDE_BY_SIDE = 64, 512, 512, 4
 blocks of one multiprocessor that it is cut for."""
 DEEP = 16
 """A sum this many times as long as the sides of the results is long."""
-MOST_PARTS = 96
+MOST_PARTS = 256
 """Parts of a sum, at most: they are added up one by one."""
 SHORTEST = 64
 """Products of a sum from which on parts of tf32 err no more than a chain of multiply-adds, unless a kernel asks for them."""

@@ -156,6 +156,9 @@ class WarpCosts:
     are brought 16 bytes at a time."""
     transposing: tuple[float, float, float] = (0.0, 0.05, 0.06)
     """The part of its time that turning the elements of so many factors costs a multiprocessor."""
+    taken_apart: float = 3e-5
+    brought: float = 7.7e-5
+    """What it takes to make two parts of tf32 of an f32 for matrix instructions, and to bring one by itself to shared memory, for each element and multiprocessor."""
     busy_warps: int = 8
     """Warps that keep a multiprocessor busy: two for each of its four schedulers."""
     packing: float = 0.75

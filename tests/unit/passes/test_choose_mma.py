@@ -11,7 +11,7 @@ from kernels_matrix import PLAIN, again
 from tilewright.base.dtypes import bf16, f32, f64
 from tilewright.base.target import parse_target
 from tilewright.passes.choose.mma import TileWork, cost, in_levels, rate, shared_bytes
-from tilewright.passes.schedules.matrix import MatrixSchedule, Wgmma
+from tilewright.passes.schedules.matrix import MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 
 
@@ -105,6 +105,38 @@ def test_work_is_thin_where_one_factor_takes_the_time_to_read() -> None:
     assert TileWork(f32, f32, "3xtf32", 1, 43, 8192, 8192).is_thin
     assert not TileWork(f32, f32, "3xtf32", 1, 43, 8192, 8192, windows=True).is_thin
     assert not TileWork(f32, f32, "3xtf32", 1, 100, 8192, 8192).is_thin
+
+
+def only_product(m: int, n: int, k: int) -> Mma:
+    """The schedule of a product of f32 by matrix instructions of warps, which is all there is besides adding up its parts."""
+    a, b = np.zeros((m, k), np.float32), np.zeros((k, n), np.float32)
+    kernel: tw.Kernel[..., tw.Array] = again(PLAIN["kn"], "auto")
+    (schedule,) = (s for s in kernel.stages(a, b, target="sm_90a").stages.schedules if isinstance(s, MatrixSchedule))
+    assert isinstance(schedule, Mma)
+    return schedule
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(24, 32), (39, 48), (64, 64)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_few_rows_of_f32_have_tiles_as_high_and_fill_whole_rounds(rows: int, tile: int, turned: bool) -> None:
+    """Elements of the long side are taken apart once, and no block is left over when all others are done."""
+    m, n = (4250, rows) if turned else (rows, 4250)
+    schedule = only_product(m, n, 14118)
+    assert schedule.levels_held == 1
+    short, warps = (schedule.n, schedule.warps_n) if turned else (schedule.m, schedule.warps_m)
+    assert (short, warps) == (tile, 1)
+    blocks = -(-m // schedule.m) * -(-n // schedule.n) * schedule.split_k
+    places = 132 * (3 if tile == 32 else 2)
+    assert 0.8 < blocks / (places * -(-blocks // places)) <= 1.0
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(140, 177, 500000), (306, 200, 240858), (20, 300, 300001)])
+def test_long_sums_of_f32_need_no_terms_in_memory(m: int, n: int, k: int) -> None:
+    schedule = only_product(m, n, k)
+    assert schedule.levels_held == 1 and schedule.split_k > 8
+    # Tiles cover few results that nobody wants.
+    down, across = -(-m // schedule.m) * schedule.m, -(-n // schedule.n) * schedule.n
+    assert down * across < 1.5 * (m + 16) * (n + 16)
 
 
 def test_long_sums_whose_factors_would_be_packed_go_to_warps() -> None:

@@ -245,6 +245,21 @@ def test_floats(
     assert bool(count(stages, "mma")) == (schedule is not FMA)
 
 
+@pytest.mark.parametrize("shape", [(70, 90, 37), (47, 100, 64), (17, 129, 133)], ids=str)
+@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize("order", [nn, nt, tn])
+def test_tiles_that_are_no_powers_of_two(order: Callable[..., tw.Array], held: int, shape: tuple[int, int, int]) -> None:
+    """48 rows and 96 columns, with the sums of one level in registers or in shared memory."""
+    m, n, k = shape
+    a = numbers(np.float32, *((k, m) if order is tn else (m, k)))
+    b = numbers(np.float32, *((n, k) if order is nt else (k, n)))
+    stages = lowered(order, a, b, schedule=mma(16, m=48, n=96, warps_m=1, chunk=32, levels_held=held), precision="3xtf32")
+    want = (wide(a).T if order is tn else wide(a)) @ (wide(b).T if order is nt else wide(b))
+    assert error(computed(stages, a, b), want) < 1e-6
+    kept = [op for op in ops(stages) if op.opcode == "alloc" and op.results[0].name == "sums0"]
+    assert len(kept) == 1 - held
+
+
 @pytest.mark.parametrize("function", [whole, whole_turned])
 @pytest.mark.parametrize("shape", [(70, 90, 37), (80, 64, 96)], ids=str)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
@@ -385,7 +400,7 @@ def test_unaligned_rows_are_not_read_in_vectors() -> None:
     assert not any(op.attrs.get("width") for op in loads)
 
 
-@pytest.mark.parametrize("shape", [(128, 8), (64, 16), (32, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(128, 8), (64, 16), (32, 128), (48, 32), (32, 96)], ids=str)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("vector", [1, 2, 4])
 @pytest.mark.parametrize("across", [False, True])
@@ -442,7 +457,7 @@ def test_a_large_product_has_large_tiles() -> None:
     assert found[0].m * found[0].n < found[1].m * found[1].n  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("schedule", [mma(24), mma(32, m=96), mma(32, m=16, warps_m=2), mma(16, n=16, m=32, warps_n=4),
+@pytest.mark.parametrize("schedule", [mma(24), mma(32, m=80), mma(32, m=72), mma(32, m=16, warps_m=2), mma(16, n=16, m=32, warps_n=4),
                                       "family=fma m=16 n=64 k=8 warps_m=2 persistent=0"])  # fmt: skip
 def test_a_schedule_that_cannot_be_is_refused(schedule: str) -> None:
     dtype = BF16 if "mma" in schedule else np.float32

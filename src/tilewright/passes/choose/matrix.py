@@ -23,7 +23,16 @@ from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, accumu
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
-from tilewright.passes.choose.mma import SHORT_TERMS, SHORTEST, THIN, is_thin, mma_schedules, precision_of, warp_time
+from tilewright.passes.choose.mma import (
+    SHORT_TERMS,
+    SHORTEST,
+    THIN,
+    is_deep,
+    is_thin,
+    mma_schedules,
+    precision_of,
+    warp_time,
+)
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
@@ -47,8 +56,6 @@ GUARDED = 0.35
 """The part of their rate that warps reach which test guards of elements on their way to shared memory."""
 UNEVEN = 0.25
 """The part of a whole tile's time for which tiles with sums of different lengths leave multiprocessors without work at the end."""
-DEEP = 16
-"""A sum this many times as long as the sides of the results is long."""
 WORD = 8
 """Bytes from which on threads bring a factor nearly as fast as the copy engine does."""
 SHORT_WORD = 4
@@ -120,7 +127,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 long = found.b if shape.m <= shape.n else found.a
                 pays = _way(kernel, found, long, inner) == "pack" and _in_words(kernel, long, SHORT_WORD)
             else:
-                pays = shape.k > DEEP * max(shape.m, shape.n) and all(_in_words(kernel, factor, WORD) for factor in (found.a, found.b))
+                pays = is_deep(shape.m, shape.n, shape.k) and all(_in_words(kernel, factor, WORD) for factor in (found.a, found.b))
             if pays and warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) < ranked[0][0]:
                 return (*by_warps, *by_groups)
         return (*by_groups, *by_warps)
@@ -711,7 +718,7 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
         for long in (16, 32, 64, 128):
             other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
             candidates.append(_deep(other, target))
-    if shape.k > DEEP * max(shape.m, shape.n) and shape.batch == 1:
+    if is_deep(shape.m, shape.n, shape.k) and shape.batch == 1:
         candidates += _long_sums(shape, target)
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
@@ -791,7 +798,7 @@ def cost(
     # Blocks of a cluster share a's rows.
     along = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
     tile = (schedule.m, schedule.n)
-    outside = costs.outside_long if shape.k > DEEP * max(shape.m, shape.n) else costs.outside
+    outside = costs.outside_long if is_deep(shape.m, shape.n, shape.k) else costs.outside
     down, across = (side + (outside - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
     rows = down / schedule.cluster + across
     feed = rows * k * size / (costs.feed_ragged if ragged else costs.feed)

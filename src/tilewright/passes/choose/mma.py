@@ -35,6 +35,10 @@ PART = 2048
 FEW, LONG, SHORT_PART, SIDE_BY_SIDE = 64, 512, 512, 4
 """The longest short side of a product whose time is that of reading the other factor, the shortest long one, products that a part of its sum has at least, and
 blocks of one multiprocessor that it is cut for."""
+DEEP = 16
+"""A sum this many times as long as the sides of the results is long."""
+MOST_PARTS = 256
+"""Parts of a sum, at most: they are added up one by one."""
 SHORTEST = 64
 """Products of a sum from which on parts of tf32 err no more than a chain of multiply-adds, unless a kernel asks for them."""
 SHORT_TERMS = 1024
@@ -60,11 +64,11 @@ def mma_schedules(
         candidates += _wave(wave, operand)
     elif by_matrix(operand, found.accumulator, precision, target):
         in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
-        thin = _thin(operand, m, n)
+        thin, few = _thin(operand, m, n), _few(work)
         if operand.itemsize == 2 and work.is_thin and not in_vectors:
             candidates.append(_thin_of_words(found, m, n))
         else:
-            candidates += [s for s in _mma(operand, precision, in_vectors) if not thin or work.windows or s.m * s.n <= 32 * 32] + thin
+            candidates += few or [s for s in _mma(operand, precision, in_vectors) if not thin or work.windows or s.m * s.n <= 32 * 32] + thin
     if not candidates or precision == "3xtf32":
         # Three products of tf32 are slower than one of f32 where matrix units are few.
         steps = (replace(s, k=min(s.k, _SHORT_STEP)) if target.has("rdna") else s for s in _fma(kernel, found))
@@ -112,7 +116,7 @@ def warp_time(listed: Sequence[MatrixSchedule], kernel: Kernel, found: Contracti
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
     work = TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1)
     in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
-    reached = 1.0 if work.is_thin else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
+    reached = 1.0 if work.is_thin or _has_few(first) else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
     return cost(first, target, work, turned(found, first)) / (attained(first, kernel, found, work, target) or reached)
 
 
@@ -127,6 +131,12 @@ def in_parts(schedule: WarpProduct, found: Contraction, work: TileWork, target: 
     tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
     if len(found.k) > 1:
         return [schedule]
+    if _has_few(schedule):
+        # So many that they fill the multiprocessors once, or twice: one block more would be a round of its own.
+        places = target.multiprocessors * _together(schedule, work, target)
+        most = min(MOST_PARTS, work.k // SHORT_PART)
+        counts = {min(most, rounds * places // max(1, tiles)) for rounds in (1, 2)} | {1}
+        return [replace(schedule, split_k=parts) for parts in sorted(counts) if parts > 0]
     if work.is_thin:
         # Reading the long side takes the time: as many bytes as possible are on their way.
         most = -(-SIDE_BY_SIDE * target.multiprocessors // max(1, tiles))
@@ -232,7 +242,7 @@ def in_levels(schedule: WarpProduct, work: TileWork, target: Target, whole: int 
         # In short sums the product of the small parts counts as much as what is dropped. Where a thread has few sums, stretches are short: additions are
         # cheap there. Else the error goes with the stretch over the root of the length: this keeps it below that of a chain in f32.
         stretch, products = max(schedule.k, _SHORT_STRETCH), 4 if max(work.k, whole) < SHORT_TERMS else 3
-        few = _words(schedule, work.total) <= 32
+        few = _words(schedule, work.total) <= 32 and not _has_few(schedule)
         while products == 3 and not few and stretch < 256 and stretch * stretch <= work.k:
             stretch *= 2
         upper = few and work.k > 2 * stretch * _STRETCHES
@@ -322,7 +332,43 @@ def _thin(operand: DType, m: int, n: int) -> list[Mma]:
     if not is_thin(m, n) or operand is not f32 or 16 < few <= 32:
         return []
     found = Mma(16, 128, 16, stages=4, warps_m=1, warps_n=4, persistent=False) if few <= 16 else Mma(64, 128, 32, stages=3, warps_m=2, warps_n=4, persistent=False)
-    return [found if m <= n else replace(found, m=found.n, n=found.m, warps_m=found.warps_n, warps_n=found.warps_m)]
+    return [found if m <= n else _turned_over(found)]
+
+
+def is_deep(m: int, n: int, k: int) -> bool:
+    """Whether results are few and their sums long: reading both factors takes a good part of the time, and only parts of sums fill a device."""
+    return k > DEEP * max(m, n)
+
+
+_FEW_RESULTS = tuple(
+    Mma(m, n, k, stages=stages, warps_m=down, warps_n=across, persistent=False, levels_held=1)
+    for m, n, k, stages, down, across in (
+        (64, 128, 16, 4, 1, 4), (48, 128, 16, 4, 1, 4), (32, 128, 16, 4, 1, 4), (48, 192, 16, 3, 1, 4), (48, 96, 16, 4, 1, 2), (64, 64, 32, 3, 2, 2),
+        (128, 128, 16, 3, 2, 4),
+    )
+)  # fmt: skip
+"""For f32 in parts, where results are few: of a long side warps take stretches, so that its elements are taken apart once, and registers hold results of many
+products of each part."""
+
+
+def _has_few(schedule: WarpProduct) -> bool:
+    """Whether it is one of these."""
+    return isinstance(schedule, Mma) and schedule.levels_held >= 0
+
+
+def _few(work: TileWork) -> list[Mma]:
+    """Tiles for f32 with few rows, few columns, or few of both and long sums."""
+    if work.operand is not f32 or work.precision != "3xtf32" or work.windows:
+        return []
+    if min(work.m, work.n) <= 16 if work.is_thin else not is_deep(work.m, work.n, work.k):
+        return []
+    both = [s for s in _FEW_RESULTS for s in ([s] if s.m == s.n else [s, _turned_over(s)])]
+    return [s for s in both if s.m < work.m + 32 and s.n < work.n + 32]
+
+
+def _turned_over(schedule: Mma) -> Mma:
+    """The same for rows as columns."""
+    return replace(schedule, m=schedule.n, n=schedule.m, warps_m=schedule.warps_n, warps_n=schedule.warps_m)
 
 
 def _thin_of_words(found: Contraction, m: int, n: int) -> Mma:
@@ -333,7 +379,7 @@ def _thin_of_words(found: Contraction, m: int, n: int) -> Mma:
         tile = Mma(few, 64, 64, stages=4, warps_m=1, warps_n=4, persistent=False)
     else:
         tile = Mma(few, 256, 32, stages=4, warps_m=1, warps_n=8, persistent=False)
-    return tile if m <= n else replace(tile, m=tile.n, n=tile.m, warps_m=tile.warps_n, warps_n=tile.warps_m)
+    return tile if m <= n else _turned_over(tile)
 
 
 _WAVE = (
@@ -402,15 +448,21 @@ def rate(schedule: WarpProduct, work: TileWork, target: Target) -> float:
     return target.peak(name) * 1e6 / (2 * known.multiprocessors) / times or target.costs.warps.rate / times
 
 
+def _together(schedule: WarpProduct, work: TileWork, target: Target) -> int:
+    """Blocks side by side on one multiprocessor."""
+    words = _words(schedule, work.total)
+    levels = schedule.levels_held if isinstance(schedule, Mma) and _has_few(schedule) else in_registers(schedule, words, _OTHERS)
+    registers = min(target.max_registers, words * (1 + levels) + _OTHERS)
+    room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
+    return max(1, room.blocks if room is not None else 1)
+
+
 def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0) -> float:
     """Estimated microseconds, where so many factors are turned on their way."""
     costs = target.costs.warps
     tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n) * schedule.split_k
     area, size, k = schedule.m * schedule.n, work.operand.itemsize, -(-work.k // schedule.split_k)
-    words = _words(schedule, work.total)
-    registers = min(target.max_registers, words * (1 + in_registers(schedule, words, _OTHERS)) + _OTHERS)
-    room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
-    together = max(1, room.blocks if room is not None else 1)
+    together = _together(schedule, work, target)
     # Small tiles read their operands more often.
     most = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
     if work.operand is f64 and isinstance(schedule, Mma):
@@ -421,20 +473,26 @@ def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0
 
     def one_round(blocks: int) -> float:
         """The time of so many blocks side by side on one multiprocessor."""
-        busy = min(most, blocks * schedule.threads / target.warp_size / costs.busy_warps)
+        warps = blocks * schedule.threads / target.warp_size
+        if _has_few(schedule):
+            # Each warp takes apart what it multiplies, besides what all bring.
+            taken = schedule.m * schedule.warps_n + schedule.n * schedule.warps_m
+            each = area / reached + taken * costs.taken_apart + (schedule.m + schedule.n) * costs.brought
+            return blocks * (k + 128) * each / min(1.0, warps / costs.busy_warps)
+        busy = min(most, warps / costs.busy_warps)
         computed = blocks * area * (k + 64) / (reached * busy)
         fed = blocks * (schedule.m + schedule.n) * k * size / feed if feed else 0.0
         return max(computed, fed)
 
     rounds, left = divmod(tiles, target.multiprocessors * together)
     total = rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
-    if target.bandwidth and work.is_thin:
+    if target.bandwidth and (work.is_thin or _has_few(schedule)):
         # Memory takes the time; what arrives goes with what is on its way at once. Reading hides computing only so far.
         side_by_side = min(together, -(-tiles // target.multiprocessors))
         waiting = min(tiles, target.multiprocessors) * side_by_side * (schedule.stages - 1) * (schedule.m + schedule.n) * schedule.k * size
         read = work.batch * work.k * (work.m + work.n) * size
         reading = read / min(waiting / costs.latency, costs.streamed * target.bandwidth * 1e6)
-        total = max(total, reading) + 0.25 * min(total, reading)
+        total = max(total, reading) + (0.0 if _has_few(schedule) else 0.25 * min(total, reading))
     if schedule.split_k > 1:
         # Parts of the results are written and read again.
         total += target.costs.launch.second + 3 * work.total.itemsize * schedule.split_k * work.batch * work.m * work.n / ((target.bandwidth or 0.1) * 1e6)

@@ -283,17 +283,23 @@ class WarpProduct(GpuProduct):
 
     def validate(self) -> None:
         for name in ("m", "n", "k", "warps_m", "warps_n"):
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise UserError.at("TW005", f"{name}={value}: a schedule of family {self.family} has powers of two")
+            if not self._is_shared(name):
+                raise UserError.at("TW005", f"{name}={getattr(self, name)}: a schedule of family {self.family} has powers of two, and sides of 16 rows or columns for each warp")
         if self.chunk % self.k or self.chunk < 0 or self.chunks < 1:
             raise UserError.at("TW005", f"chunk={self.chunk} chunks={self.chunks}: a chunk is whole steps of k={self.k}")
+
+    def _is_shared(self, name: str) -> bool:
+        """Whether warps can share so many: a power of two, or a side of the tile with blocks of 16 for each warp."""
+        value = int(getattr(self, name))
+        sides = {"m": SIDE * max(1, self.warps_m), "n": SIDE * max(1, self.warps_n)}
+        return value > 0 and (value & (value - 1) == 0 or (name in sides and value % sides[name] == 0))
 
     def has_room(self, target: Target) -> bool:
         if min(self.m, self.n, self.k, self.stages) < 1 or self.threads > target.max_threads:
             return False
         results = self.m * self.columns // self.threads
-        return self.m % (16 * self.warps_m) == 0 and self.n % (8 * self.warps_n) == 0 and 16 <= results <= 128
+        whole = self.m % (16 * self.warps_m) == 0 and self.n % (8 * self.warps_n) == 0
+        return whole and self._is_shared("m") and self._is_shared("n") and 16 <= results <= 128
 
 
 @record
@@ -304,6 +310,8 @@ class Mma(WarpProduct):
 
     tf32_terms: int = 3
     """Products of the two parts of each factor (precision `3xtf32`): 4 has that of the small parts too."""
+    levels_held: int = -1
+    """Levels of sums above the innermost that stay in registers; -1: those that registers are thought to have room for."""
 
     def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
         return Accumulator("mma", (16, 8, 32 // operand.itemsize), (self.warps_m, self.warps_n))

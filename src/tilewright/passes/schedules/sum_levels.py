@@ -16,7 +16,7 @@ from tilewright.base.dtypes import DType
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Vec, dtype_of
-from tilewright.passes.schedules.matrix import WarpProduct
+from tilewright.passes.schedules.matrix import Mma, WarpProduct
 
 ROOM = 224
 """Registers of a thread that may be planned for."""
@@ -35,6 +35,8 @@ def stretches(schedule: WarpProduct) -> list[int]:
 
 def in_registers(schedule: WarpProduct, words: int, others: int) -> int:
     """How many of the levels above the innermost are kept in registers: `words` are those of one level, `others` all else."""
+    if isinstance(schedule, Mma) and schedule.levels_held >= 0:
+        return min(len(stretches(schedule)), schedule.levels_held)
     return max(0, min(len(stretches(schedule)), (ROOM - others) // words - 1))
 
 

@@ -28,6 +28,8 @@ from tilewright.passes.to_thread.lower_tiles import TileLowering
 
 WIDEST = 16
 """Bytes of the widest access."""
+NOTHING = -(1 << 30)
+"""A bound that no index is below."""
 
 
 @record
@@ -328,10 +330,11 @@ class OperandView(TileLowering):
         held = [self.env[v] for v in op.operands[1 : 1 + memory.rank]]
         mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
         shape = shape_of(op.results[0])
+        ended = self._ended(b, mask) if isinstance(mask, Mask) else None
         for cell in self.cells(shape):
             ((indices, width),) = self.pieces_of(b, memory, held, shape, cell)
-            conditions = self.condition(b, mask, shape, cell, 1)
-            wanted = [v for v in (self.valid, conditions[0] if conditions else None) if v is not None]
+            conditions = self.condition(b, ended or mask, shape, cell, 1)
+            wanted = [v for v in (None if ended else self.valid, conditions[0] if conditions else None) if v is not None]
             if len(wanted) == 2:
                 wanted = [b.logical_and(*wanted)]
             bytes_ = width * memory.dtype.itemsize
@@ -345,6 +348,16 @@ class OperandView(TileLowering):
                 bytes=bytes_,
                 masked=bool(wanted),
             )
+
+    def _ended(self, b: Builder, mask: Mask) -> Mask | None:
+        """The mask with nothing inside where there is no step to copy for: an edge along the sum moves, which is one condition less for each copy."""
+        along = next((number for number, (index, _) in enumerate(mask.edges) if self.ring.along in index.factors), None)
+        if along is None or self.valid is None:
+            return None
+        index, bound = mask.edges[along]
+        moved = b.select(self.valid, bound, b.index(NOTHING))
+        self.divisors[moved] = gcd(self.divisors.get(bound, 1), NOTHING)
+        return Mask(mask.shape, (*mask.edges[:along], (index, moved), *mask.edges[along + 1 :]), mask.others)
 
     # -- shared memory ------------------------------------------------------------------------------------------
 
@@ -407,17 +420,22 @@ def shared_layout(
     other = 1 - axis
     lanes, warps, vectors = [1, 1], [1, 1], [1, 1]
     vectors[axis], vectors[other] = vector, height
-    lanes[axis] = min(shape[axis] // vector, max(2, 8 // vector) if across else MMA_LANES)
+    lanes[axis] = min(_two_power(shape[axis] // vector), max(2, 8 // vector) if across else MMA_LANES)
     if not lanes[axis] or shape[other] < height:
         return None
-    lanes[other] = min(MMA_LANES // lanes[axis], shape[other] // height)
+    lanes[other] = min(MMA_LANES // lanes[axis], _two_power(shape[other] // height))
     lanes[axis] = MMA_LANES // lanes[other]
     count = threads // MMA_LANES
-    warps[other] = min(count, max(1, shape[other] // (height * lanes[other])))
+    warps[other] = min(count, max(1, _two_power(shape[other] // (height * lanes[other]))))
     warps[axis] = count // warps[other]
     kind = Blocked if height == 1 else ThreadTile if axis == 1 else TallTile
     layout = kind((vectors[0], vectors[1]), (lanes[0], lanes[1]), (warps[0], warps[1]))
     return layout if all(shape[a] % layout.span(a) == 0 for a in (0, 1)) else None
+
+
+def _two_power(count: int) -> int:
+    """The largest power of two that so many can be shared by."""
+    return count & -count
 
 
 def _tried(outer: TileLowering, source: OperandSource, layout: Blocked) -> OperandView:

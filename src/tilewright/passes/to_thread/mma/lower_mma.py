@@ -48,6 +48,9 @@ from tilewright.passes.to_thread.stage_operand import (
 PACKED_REGISTERS = 80
 """Of a thread that unpacks weights, beside its sums: that takes more instructions than all else, so more threads are worth more than registers."""
 
+HELD_REGISTERS = 40
+"""Of a thread whose schedule says which sums it holds, beside these and fragments."""
+
 
 def lower_mma(kernel: Kernel, schedule: WarpProduct, target: Target) -> Kernel:
     """The thread-stage kernel."""
@@ -107,6 +110,9 @@ class _MmaLowering(TileLowering):
 
     def _others(self) -> int:
         """Registers of all but the sums."""
+        if isinstance(self.schedule, Mma) and self.schedule.levels_held >= 0:
+            # Fragments of the next part, both parts of these, and addresses, as compilers were seen to have them.
+            return 3 * (self.unit.first_count + self.unit.second_count) + HELD_REGISTERS
         return self.unit.registers - self.unit.words + sum(view.cost for view in self.views)
 
     def _inner_levels(self) -> int:

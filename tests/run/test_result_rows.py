@@ -23,6 +23,7 @@ SCHEDULES = {
     "fma, packed": f"{FMA} a_copy=pack",
     "fma, small tiles": "family=fma m=64 n=64 k=16 stages=2 persistent=0 warps_m=2 warps_n=2 chunk=32 a_copy=pack",
     "fma, flat tiles": "family=fma m=32 n=64 k=16 stages=2 persistent=0 warps_m=2 warps_n=2",
+    "fma, few filters": "family=fma m=32 n=128 k=16 stages=3 persistent=0 warps_m=1 warps_n=4 chunk=32",
     "mma": "family=mma m=128 n=128 k=8 stages=3 persistent=0 warps_m=2 warps_n=4 chunk=16 tf32_terms=4",
     "mma, narrow": "family=mma m=64 n=64 k=16 stages=3 persistent=0 warps_m=4 warps_n=2 chunk=16 tf32_terms=4",
     "mma, one warp down": "family=mma m=32 n=32 k=16 stages=3 persistent=0 warps_m=1 warps_n=2 chunk=16 tf32_terms=4",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.base.dtypes import bf16
 
 Pool = tuple[int, int, int, int]
 """Window, stride, padding, dilation."""
@@ -148,3 +150,45 @@ def test_sums_over_fixed_axes_are_no_windows() -> None:
     assert len(totals.stages(x, target="sm_90a").stages.loop.calls) == 1
     for device in ("emulator:thread", "cpu"):
         np.testing.assert_array_equal(totals(x, device=device), x.sum((1, 2)))
+
+
+def volume_pool(window: int, stride: int, pad: int) -> tw.Kernel[..., Any]:
+    """The largest of windows of three axes, with a condition for each of them."""
+
+    @tw.kernel
+    def largest(x: tw.Array) -> tw.Array:
+        depth, height, width = x.shape
+        planes = (depth + 2 * pad - window) // stride + 1
+        rows = (height + 2 * pad - window) // stride + 1
+        columns = (width + 2 * pad - window) // stride + 1
+        out = tw.empty((planes, rows, columns), x.dtype)
+        for h, i, j in tw.grid(planes, rows, columns):
+            best = -tw.inf
+            for t in range(window):
+                v = h * stride + t - pad
+                if 0 <= v < depth:
+                    for q in range(window):
+                        y = i * stride + q - pad
+                        if 0 <= y < height:
+                            for r in range(window):
+                                z = j * stride + r - pad
+                                if 0 <= z < width:
+                                    best = max(best, x[v, y, z])
+            out[h, i, j] = best
+        return out
+
+    return largest
+
+
+@pytest.mark.parametrize(("pool", "kernels"), [((4, 3, 1), 1), ((5, 3, 2), 2), ((5, 1, 2), 2), ((4, 4, 0), 2)])
+def test_windows_that_overlap_little_are_reduced_at_once(pool: tuple[int, int, int], kernels: int) -> None:
+    window, stride, pad = pool
+    kernel = volume_pool(window, stride, pad)
+    for dtype in (np.float32, bf16.numpy):
+        x = np.random.default_rng(2).standard_normal((9, 12, 19)).astype(dtype)
+        loop = kernel.stages(x, target="sm_90a").stages.loop
+        assert len(loop.calls) == kernels
+        assert all(array.type.dtype.numpy == x.dtype for array in loop.scratch)
+        want = expected(x[None, None].astype(np.float64), (window, stride, pad, 1), "max", 3)[0, 0]
+        for device in ("emulator:thread", "cpu"):
+            np.testing.assert_array_equal(np.asarray(kernel(x, device=device)).astype(np.float64), want)

@@ -299,7 +299,7 @@ class MapCosts:
     """Instructions for a weight that all results of a thread share."""
     window_apart: int = 4
     """Results of a thread that share what they read, where it is decided whether windows are reduced axis by axis."""
-    window_stored: float = 18.0
+    window_stored: float = 10.0
     """Instructions, or what takes as long, for a result of the first axis that is stored and read again."""
     window_spread: int = 4
     """Results of a thread where windows slide along memory only, as rows of a window do that are reduced first."""

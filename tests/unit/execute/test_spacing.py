@@ -61,13 +61,11 @@ def test_strides_have_divisors() -> None:
 
 def test_rows_of_two_byte_elements_may_be_words() -> None:
     """An even number of them is known as such; of wider elements nothing is gained by it."""
-    found = {}
     for dtype, known in ((bf16, 2), (f32, 1)):
         array = np.zeros((7, 10), dtype.numpy)
         seen = signature([ReadArgument("x", array, ArrayArg(dtype, 2, (None, 1), 16))], gpu=True)
-        found[dtype] = {(name, axis): divisor for name, axis, divisor in seen.divisors}
-        assert found[dtype].get(("x", 1), 1) == known and ("x", 0) not in found[dtype]
-        assert {(name, axis): divisor for name, axis, divisor in seen.spacing}.get(("x", 0), 1) == known
+        divisors, spacing = ({axis: divisor for _, axis, divisor in facts} for facts in (seen.divisors, seen.spacing))
+        assert divisors.get(1, 1) == spacing.get(0, 1) == known and 0 not in divisors
 
 
 @pytest.mark.parametrize(("features", "family"), [(64, "family=attention"), (65, "tiles")])

@@ -17,7 +17,7 @@ from tilewright.ir.program import Program, ProgramArray
 from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.functions import ScalarFunction
-from tilewright.primitives.lookback import count_before, states_array, tell_count, ticket
+from tilewright.primitives.lookback import count_before, states_array, ticket
 from tilewright.primitives.parts import (
     BlockShape,
     LaneNumbers,
@@ -31,8 +31,6 @@ from tilewright.primitives.parts import (
 )
 
 N = Size.of("n")
-LOOKED_AT = 4
-"""Tiles that a lane looks at while its block learns how many those before it keep: more are under way than a warp has lanes."""
 
 
 def filter_shape(dtype: DType, target: Target, kept: DType | None = None) -> BlockShape:
@@ -43,7 +41,7 @@ def filter_shape(dtype: DType, target: Target, kept: DType | None = None) -> Blo
 
 def filter_program(
     dtype: DType, predicate: ScalarFunction | None, target: Target, aligned: bool = True, heads: bool = False, shape: BlockShape | None = None,
-    hint: str = "cs", look: int = 1, trues: bool = False, each: int = LOOKED_AT,
+    hint: str = "cs", look: int = 1, trues: bool = False,
 ) -> Program:  # fmt: skip
     """The program `x, mask? -> y, count`. With `heads` there is no predicate: the places, as i64, are kept of elements that differ
     from the one before. With `trues` the data are bools, and the places of true ones are kept."""
@@ -77,14 +75,13 @@ def filter_program(
         c.when(at.lane.eq(0), lambda: totals.store(at.warp, total))
         c.barrier()
         warp_before, block_count = warp_total_parts(c, totals, shape.warps, at.warp)
-        tell_count(c, states, tile, at, block_count)
         for step, vector in enumerate(values):
             place = warp_before + ranks[step].to(i64)
             for j, value in enumerate(vector):
                 item = tile_index(c, at, tile, shape, step) + j if positions else value
                 _put(c, staged, place, item, keep[step][j])
                 place = place + keep[step][j].to(i64)
-        before = count_before(c, states, tile, at, min(shape.warps, look), block_count, each)
+        before = count_before(c, states, tile, at, min(shape.warps, look), block_count)
         is_last = ((tile + 1) * shape.tile >= size) & at.thread.eq(0)
         c.when(is_last, lambda: count.store(0, before + block_count))
         c.barrier()

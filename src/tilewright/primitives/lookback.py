@@ -92,10 +92,9 @@ def _read(c: Code, states: Mem, tile: Num, dtypes: Sequence[DType]) -> tuple[Num
 
 
 def _walk(
-    c: Code, tile: Num, at: LaneNumbers, warps: int, dtypes: Sequence[DType], combine: Joined, read: Callable[[Num], tuple[Num, list[Num]]], each: int = 1
+    c: Code, tile: Num, at: LaneNumbers, warps: int, dtypes: Sequence[DType], combine: Joined, read: Callable[[Num], tuple[Num, list[Num]]]
 ) -> list[Num]:
-    """What all tiles before `tile` (not the first) amount to; called by the whole block, of which `warps` warps look at `each` tiles for each lane: `read` tells what the
-    tile at a place and those right before it, so many in all, amount to."""
+    """What all tiles before `tile` (not the first) amount to; called by the whole block, of which `warps` warps look at a tile for each lane."""
     lane = at.lane.to(u32)
     found, known = [c.shared(d, warps) for d in dtypes], c.shared(mask_word(at.warp_size), warps)
 
@@ -124,7 +123,7 @@ def _walk(
         c.when(lane.eq(0), tell)
 
     def turn(base: Num, is_first: Num, done: Num, *before: Num) -> list[Num]:
-        c.when(at.warp < warps, lambda: window(base - (at.warp * at.warp_size + at.lane) * each if each > 1 else base - at.warp * at.warp_size - at.lane))
+        c.when(at.warp < warps, lambda: window(base - at.warp * at.warp_size - at.lane))
         c.barrier()
         total: list[Num] = list(before)
         has, over = ~is_first, c.const(False, bool_)
@@ -135,7 +134,7 @@ def _walk(
             has = c.const(True, bool_)
             over = over | known[warp].ne(0)
         c.barrier()
-        return [base - at.warp_size * warps * each, c.const(False, bool_), over, *total]
+        return [base - at.warp_size * warps, c.const(False, bool_), over, *total]
 
     start = [tile - 1, c.const(True, bool_), c.const(False, bool_), *(c.const(0, d) for d in dtypes)]
     return c.loop_while(start, lambda base, is_first, done, *before: ~done, turn)[3:]
@@ -162,28 +161,24 @@ def exclusive_prefix(
     return c.either(tile.eq(0), first, later)
 
 
-def tell_count(c: Code, states: Mem, tile: Num, at: LaneNumbers, count: Num) -> None:
-    """Publish how many this tile has counted, as soon as that is known: others wait for it. `count_before` comes after it."""
-    status = c.select(tile.eq(0), c.const(PREFIX << 62, u64), c.const(AGGREGATE << 62, u64))
-    c.when(at.thread.eq(0), lambda: _store(states, tile, count.bits(u64) | status))
+def count_before(c: Code, states: Mem, tile: Num, at: LaneNumbers, warps: int, count: Num) -> Num:
+    """How many all tiles before this one have counted; for a whole block. Counts have 62 bits."""
 
+    def publish(value: Num, status: int) -> None:
+        c.when(at.thread.eq(0), lambda: _store(states, tile, value.bits(u64) | c.const(status << 62, u64)))
 
-def count_before(c: Code, states: Mem, tile: Num, at: LaneNumbers, warps: int, count: Num, each: int = 1) -> Num:
-    """How many all tiles before this one have counted; for a whole block, of whose first `warps` warps each lane looks at so many tiles at a time. Counts have 62 bits."""
+    def first() -> Num:
+        publish(count, PREFIX)
+        return c.const(0, i64)
 
     def read(index: Num) -> tuple[Num, list[Num]]:
-        words = [_load(states, (index - j).max(0) if j else index) for j in range(each)]
-        total, known, lacking = c.const(0, i64), c.const(False, bool_), c.const(False, bool_)
-        for word in words:  # the first tile has a prefix or nothing: what is read in the place of tiles before it is left out
-            status, value = (word >> 62).to(u32), (word & ((1 << 62) - 1)).bits(i64)
-            lacking = lacking | (~known & status.eq(EMPTY))
-            total = c.select(known, total, total + value)
-            known = known | status.eq(PREFIX)
-        return c.select(lacking, c.const(EMPTY, u32), c.select(known, c.const(PREFIX, u32), c.const(AGGREGATE, u32))), [total]
+        word = _load(states, index)
+        return (word >> 62).to(u32), [(word & ((1 << 62) - 1)).bits(i64)]
 
     def later() -> Num:
-        (before,) = _walk(c, tile, at, warps, [i64], lambda a, b: [a[0] + b[0]], read, each)
-        c.when(at.thread.eq(0), lambda: _store(states, tile, (before + count).bits(u64) | c.const(PREFIX << 62, u64)))
+        publish(count, AGGREGATE)
+        (before,) = _walk(c, tile, at, warps, [i64], lambda a, b: [a[0] + b[0]], read)
+        publish(before + count, PREFIX)
         return before
 
-    return c.either(tile.eq(0), lambda: c.const(0, i64), later)[0]
+    return c.either(tile.eq(0), first, later)[0]

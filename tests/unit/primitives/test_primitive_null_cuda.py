@@ -10,7 +10,6 @@ import pytest
 import tilewright as tw
 from null_cuda.install import Programs, installed
 from tilewright.base.errors import UserError
-from tilewright.execute.primitives import known_filters
 
 
 @pytest.fixture
@@ -95,32 +94,3 @@ def test_filters_of_a_known_form(programs: Programs) -> None:
         assert np.array_equal(tw.filter(given, lambda v: v > limit).numpy(), x[x > limit])  # noqa: B023
     with tw.Stream("cuda"):
         assert np.array_equal(positive(given), x[x > 0])
-
-
-@pytest.mark.parametrize("patience", [0, 10**6])
-def test_a_count_is_looked_for_and_then_waited_for(programs: Programs, patience: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_filters, "_LOOKED_FOR", patience)
-    x = np.random.default_rng(2).standard_normal(3001).astype(np.float32)
-    given = tw.asarray(x, device="cuda")
-    for _ in range(3):
-        assert np.array_equal(tw.filter(given, lambda v: v > 0.25).numpy(), x[x > 0.25])
-    for nothing in (np.full(40, -1, np.float32), np.full(40, np.nan, np.float32)):
-        empty = tw.asarray(nothing, device="cuda")
-        assert [tw.filter(empty, lambda v: v > 0.25).size for _ in range(3)] == [0, 0, 0]
-
-
-def test_scratch_memory_is_kept_by_stream() -> None:
-    class Taken:
-        def memory(self, nbytes: int, ordinal: int) -> tuple[int, object]:
-            asked.append((nbytes, ordinal))
-            return 1000 * len(asked), f"owner {len(asked)}"
-
-    asked: list[tuple[int, int]] = []
-    known = known_filters.KnownFilter(lambda: None, None, Taken(), [], {}, 0, "")  # type: ignore[arg-type]
-    assert [known.take(n, stream, 1) for n, stream in ((64, 7), (32, 7), (64, 7), (64, 9), (128, 7), (64, 9))] == [
-        (1000, "owner 1"), (1000, "owner 1"), (1000, "owner 1"), (2000, "owner 2"), (3000, "owner 3"), (2000, "owner 2"),
-    ]  # fmt: skip
-    assert asked == [(64, 1), (64, 1), (128, 1)]
-    for stream in range(100, 140):
-        known.take(8, stream, 1)
-    assert len(known.scratch) <= 16

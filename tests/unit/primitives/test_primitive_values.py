@@ -9,14 +9,12 @@ import pytest
 
 import tilewright as tw
 from support import CUDA
-from tilewright.base.dtypes import bf16, bool_, from_numpy
+from tilewright.base.dtypes import bf16, from_numpy
 from tilewright.base.errors import UserError
 from tilewright.base.target import parse_target
 from tilewright.compile.primitives import finished_program
 from tilewright.ir.emulator import run_program
-from tilewright.primitives.filter import filter_program
 from tilewright.primitives.functions import Monoid
-from tilewright.primitives.parts import BlockShape
 from tilewright.primitives.scan import scan_program, scan_shape
 from tilewright.primitives.scan_plan import ScanPlan, StateFunction
 
@@ -96,19 +94,6 @@ def test_scan_in_the_tiles_of_large_arrays(dtype: Any) -> None:
         x = numbers(n, dtype)
         found = run_program(finished_program(scan_program(plan, target, large=True), target), {"x": x})["y"]
         assert np.array_equal(found, np.cumsum(x, dtype=dtype))
-
-
-@pytest.mark.parametrize("each", [1, 2, 4])
-def test_filters_whose_lanes_look_at_several_tiles(each: int) -> None:
-    """Tiles of 32 elements: numbers of them below, at and above what one look reaches."""
-    target = parse_target("sm_90a")
-    shape = BlockShape(32, 1, 1, 32)
-    program = finished_program(filter_program(bool_, None, target, shape=shape, trues=True, each=each), target)
-    for n in (1, 31, 33, 65, 32 * 32 * each + 7, 32 * 70 * each):
-        x = np.random.default_rng(n).random(n) > 0.6
-        found = run_program(program, {"x": x})
-        assert found["count"][0] == x.sum()
-        assert np.array_equal(found["y"][: x.sum()], np.flatnonzero(x))
 
 
 @pytest.mark.parametrize("device", [*DEVICES, CUDA])

@@ -1,18 +1,14 @@
 """Filters of a form that was met before: what the first call found out is kept, and calls like it go straight to the launch.
 
 In: the data, an array of ours or a tensor of PyTorch, on a device that writes page-locked memory, and a predicate. Out: the elements that are kept, or None where the general path
-(`filters`) has to be taken: the form is new, a stream is named, a graph is recorded. Only calls whose data were on the device are learnt, so a form is one of such data.
-
-The count goes to page-locked memory, and the host looks there until it has come: the last block writes it before the others have written all they keep. What uses the
-result comes after it on the stream. A count that does not come soon is waited for with the stream, as that lets other Python threads run, and tells of faults.
+(`filters`) has to be taken: the form is new, a stream is named, a graph is recorded. The count goes to page-locked memory: the host waits for the stream, and reads
+it. Only calls whose data were on the device are learnt, so a form is one of such data.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
-import time
 import weakref
 from typing import Any
 
@@ -28,57 +24,17 @@ from tilewright.runtime.core.device import LoadedProgram
 from tilewright.runtime.exchange.libraries import Library
 from tilewright.runtime.memory.device_array import ArrayDevice, DeviceArray
 
-_LOOKED_FOR = 1_000_000
-"""Nanoseconds that the host looks for a count by itself."""
-_STREAMS = 16
-"""Streams whose scratch memory is kept."""
-
-
-class Cell:
-    """A place for a count in page-locked memory."""
-
-    def __init__(self, runtime: ArrayDevice) -> None:
-        self._memory: np.ndarray = runtime.empty_pinned((1,), i64)
-        self.address: int = self._memory.__array_interface__["data"][0]
-        self._number = ctypes.c_int64.from_address(self.address)
-
-    def clear(self) -> None:
-        self._number.value = -1
-
-    def wait(self, runtime: ArrayDevice, stream: int) -> int:
-        """The count, once it is there."""
-        number = self._number
-        end = time.perf_counter_ns() + _LOOKED_FOR
-        while number.value < 0:
-            if time.perf_counter_ns() > end:
-                runtime.synchronize(stream)
-                break
-        return number.value
-
 
 @record(identity=True)
 class KnownFilter:
-    """What calls of one form have in common. `cells`: places for a count that no call uses now. `scratch`: by stream, the bytes, the address and the owner of memory
-    that calls of a library's arrays use one after another."""
+    """What calls of one form have in common. `cells`: places for a count that no call uses now."""
 
     runtime: weakref.ref[ArrayDevice]
     program: LoadedProgram
     library: Library | None
-    cells: list[Cell]
-    scratch: dict[int, tuple[int, int, object]]
+    cells: list[np.ndarray]
     process: int
     level: str
-
-    def take(self, nbytes: int, stream: int, ordinal: int) -> tuple[int, object]:
-        """Scratch memory for work on a stream, whose next call may use it again: it comes after this one."""
-        held, address, owner = self.scratch.get(stream, (0, 0, None))
-        if held < nbytes:
-            assert self.library is not None
-            address, owner = self.library.memory(nbytes, ordinal)
-            if len(self.scratch) >= _STREAMS:
-                self.scratch.clear()
-            self.scratch[stream] = nbytes, address, owner
-        return address, owner
 
 
 _known: dict[object, KnownFilter] = {}
@@ -107,7 +63,7 @@ def learn_filter(data: Any, wanted: Any, runtime: ArrayDevice, program: LoadedPr
     """Keep what a call of the general path used."""
     form = _form(data, wanted)
     if form is not None:
-        keep(_known, form, KnownFilter(weakref.ref(runtime), program, library, [], {}, os.getpid(), levels.holds("")))
+        keep(_known, form, KnownFilter(weakref.ref(runtime), program, library, [], os.getpid(), levels.holds("")))
 
 
 def known_filter(data: Any, wanted: Any) -> Any:
@@ -117,17 +73,19 @@ def known_filter(data: Any, wanted: Any) -> Any:
     runtime = found.runtime() if found is not None else None
     if found is None or runtime is None or found.process != os.getpid() or found.level != levels.holds(""):
         return None
-    cell = found.cells.pop() if found.cells else Cell(runtime)
-    cell.clear()
-    library, stream = found.library, 0
+    cell = found.cells.pop() if found.cells else runtime.empty_pinned((1,), i64)
+    place = cell.__array_interface__["data"][0]
+    library = found.library
     if library is None:
         size, result = data.size, runtime.empty((data.size,), data.dtype)
-        found.program.run({"x": data, "y": result, "count": cell.address}, {}, {"n": size})
+        found.program.run({"x": data, "y": result, "count": place}, {}, {"n": size})
+        runtime.synchronize(0)
     else:
         size, result, ordinal = data.numel(), data.new_empty(data.numel()), runtime.ordinal
         stream = library.stream(ordinal)
-        arrays = {"x": data.data_ptr(), "y": result.data_ptr(), "count": cell.address}
-        found.program.run(arrays, {}, {"n": size}, stream, take=lambda nbytes: found.take(nbytes, stream, ordinal))
-    count = cell.wait(runtime, stream)
+        arrays = {"x": data.data_ptr(), "y": result.data_ptr(), "count": place}
+        found.program.run(arrays, {}, {"n": size}, stream, take=lambda nbytes: library.memory(nbytes, ordinal))
+        runtime.synchronize(stream)
+    count = int(cell[0])
     found.cells.append(cell)
     return result[:count]

@@ -249,7 +249,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if target.has("serial") and rank and hint(nest.extents[-1], hints) >= _PATCH_THREADS:
         return Schedule((*[1] * (rank - 1), _PATCH_THREADS), 1, 1, vector_index=rank - 1, threads=_PATCH_THREADS)
     if nest.reduces_along:
-        return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target, aligned_rows(kernel, nest, vector))
+        return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target, aligned_rows(kernel, nest, vector) if _reads_most(nest) else 0)
     if walks_views(kernel, nest):
         return _gpu_rows(nest, rank, 1, power_of_two(hint(nest.reduce_extent, hints)), target)
     return _gpu_columns(kernel, nest, rank, vector, target, hints)
@@ -265,6 +265,13 @@ def _wait_for_terms(nest: Nest, hints: Mapping[str, int], target: Target, vector
 
 _AT_ONCE, _MAP_THREADS = 8, 128
 """Terms of a loop that are on their way soon, and threads of a block that has results of its own."""
+
+
+def _reads_most(nest: Nest) -> bool:
+    """Whether one sum along rows is all there is, with little to compute for each element: its time is that of reading."""
+    if len(nest.reductions) != 1 or nest.sweeps:
+        return False
+    return sum(op.opcode not in ("load", "const", "size", "yield") for op in walk(nest.reductions[0].regions[0])) <= _LIGHT_TERMS
 
 
 def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool:

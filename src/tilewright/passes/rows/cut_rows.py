@@ -438,7 +438,7 @@ class _Cutting:
                 b.multi("store", partials[old], *indices, new)
             return []
 
-        attributes: dict[str, Attr] = {} if cut.crosswise else {"reduce_extent": cut.chunk} if self.is_single(group) else {"stretch": True}
+        attributes: dict[str, Attr] = {} if cut.crosswise else {"reduce_extent": cut.chunk} if self.is_single(group) else {"stretch": True} if len(group) > 1 else {}
         self.nest_of_points(f"{self.kernel.name}.parts{position}", extents, names, stretches, **attributes)
         kept = {} if not cut.sweeps and position == len(cut.groups) - 1 else {
             r: self.array(r, tuple(nest.extents), "result") for member in group for r in member.op.results
@@ -466,8 +466,8 @@ class _Cutting:
         self.known |= kept
 
     def is_single(self, group: Sequence[_StretchReduction]) -> bool:
-        """Whether one walk along the rows finds all of a group: blocks take stretches as long as they are, and the last may be shorter."""
-        return len(group) == 1 and self.target.simt
+        """Whether one sum is all there is: blocks take stretches as long as they are, and the last may be shorter."""
+        return len(group) == len(self.cut.groups) == 1 and not self.cut.sweeps and self.target.simt
 
     def reads(self, op: Op, results: set[Value]) -> bool:
         """Whether an op beside the walks needs a result of the group at hand."""

@@ -50,8 +50,7 @@ class Torch:
         self.module: Any = sys.modules["torch"]
 
     def stream(self, ordinal: int) -> int:
-        raw = getattr(getattr(self.module, "_C", None), "_cuda_getCurrentRawStream", None)  # what compilers of PyTorch's own ask: no object is made
-        return stream_handle(int(raw(ordinal) if raw is not None else self.module.cuda.current_stream(ordinal).cuda_stream))
+        return stream_handle(int(self.module.cuda.current_stream(ordinal).cuda_stream))
 
     def maker(self, shape: tuple[int, ...], dtype: DType, ordinal: int) -> Callable[[], Any] | None:
         found = getattr(self.module, TORCH_NAMES.get(dtype.name, ""), None)

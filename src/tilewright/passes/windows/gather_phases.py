@@ -31,7 +31,6 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.common.simplify import simplify
-from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.schedules.matrix import GpuProduct
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.windows.placing import PlacedAxis, place_values
@@ -75,11 +74,6 @@ class PhaseGroup:
     @property
     def periods(self) -> tuple[int, ...]:
         return self.phases[0].periods
-
-    @property
-    def planes(self) -> int:
-        """The first axes, along which phases do not differ."""
-        return next(axis for axis, period in enumerate(self.periods) if period > 1)
 
     def rests(self, axis: int) -> list[int]:
         """The rests that phases with terms leave along an axis."""
@@ -239,8 +233,7 @@ def _scratch(group: PhaseGroup, number: int) -> Value:
     """An array for the results of all phases, each from 0 on along every axis."""
     extents = [extent if period == 1 else ceildiv(extent, Size.of(period)) for extent, period in zip(group.memory.shape, group.periods, strict=True)]
     name = str(group.calls[-1].kernel.attrs["phase_of"])
-    planes = group.planes
-    return Value(tensor(group.memory.dtype, *extents[:planes], len(group.phases), *extents[planes:], align=16), f"{name}.phases{number}")
+    return Value(tensor(group.memory.dtype, len(group.phases), *extents, align=16), f"{name}.phases{number}")
 
 
 def _to_scratch(call: KernelCall, group: PhaseGroup, phase: _Phase, kept: Value) -> KernelCall:
@@ -252,7 +245,7 @@ def _to_scratch(call: KernelCall, group: PhaseGroup, phase: _Phase, kept: Value)
         if op is phase.store:
             b = Builder(op.span)
             slot = b.index(group.slot(phase))
-            ops += [*b.ops, op.with_operands(kept, *phase.indices[: group.planes], slot, *phase.indices[group.planes :], *op.operands[1 + len(phase.indices) :])]
+            ops += [*b.ops, op.with_operands(kept, slot, *phase.indices, *op.operands[1 + len(phase.indices) :])]
         else:
             ops.append(op)
     changed = replace(nest, regions=(replace(nest.regions[0], ops=tuple(ops)),))
@@ -267,8 +260,7 @@ def _gathering(group: PhaseGroup, kept: Value) -> KernelCall:
     last = group.calls[-1]
     memory = Value(group.memory, group.phases[-1].store.operands[0].name)
     assert isinstance(kept.type, Tensor)
-    shape, planes = kept.type.shape, group.planes
-    flat = Value(tensor(kept.type.dtype, *shape[:planes], product(shape[planes:]), align=16), kept.name)
+    flat = Value(tensor(kept.type.dtype, product(kept.type.shape), align=16), kept.name)
     b = Builder(last.kernel.span)
 
     def finish(at: Builder, indices: list[Value], value: Value) -> None:
@@ -279,7 +271,7 @@ def _gathering(group: PhaseGroup, kept: Value) -> KernelCall:
     name = f"{last.kernel.attrs['phase_of']}.gather"
     attrs = MappingProxyType({"placed": True})
     kernel = Kernel(name, Stage.LOOP, (memory, flat), Block((), tuple(b.ops)), attrs=attrs, facts=last.kernel.facts, span=last.kernel.span)
-    return KernelCall(collapse(simplify(kernel)), (_written(last), kept.name))
+    return KernelCall(simplify(kernel), (_written(last), kept.name))
 
 
 def _axes(group: PhaseGroup, scratch: Tensor) -> list[PlacedAxis]:
@@ -287,11 +279,11 @@ def _axes(group: PhaseGroup, scratch: Tensor) -> list[PlacedAxis]:
     found: list[PlacedAxis] = []
     phases = 1
     for axis, period in reversed(list(enumerate(group.periods))):
-        extent, stride, rests = group.memory.shape[axis], scratch.strides[axis + (axis >= group.planes)], group.rests(axis)
+        extent, stride, rests = group.memory.shape[axis], scratch.strides[1 + axis], group.rests(axis)
         if period == 1:
             found.append(PlacedAxis(extent, stride))
             continue
-        slots = {rest: (scratch.strides[group.planes] * (number * phases), 0) for number, rest in enumerate(rests)}
+        slots = {rest: (scratch.strides[0] * (number * phases), 0) for number, rest in enumerate(rests)}
         found.append(PlacedAxis(extent, stride, period, slots=tuple(slots.get(rest) for rest in range(period))))
         phases *= len(rests)
     return found[::-1]

@@ -726,7 +726,7 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
 
 def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
     """Tiles for a convolution whose results have few channels, which are columns of a tile: as many as there are, or a part of them."""
-    parts = -(-channels // 256)
+    parts = max(1, -(-channels // 256))
     found: list[Wgmma] = []
     for n in dict.fromkeys(-(-channels // p // 8) * 8 for p in (parts, parts + 1)):
         for m, groups, pingpong in ((128, 2, False), (128, 2, True), (192, 3, False)):

@@ -176,12 +176,12 @@ def test_products() -> None:
 
 
 def test_attention_and_what_follows() -> None:
-    """Copies in flight, rings in shared memory, and kernels of 64, 128 and 256 threads."""
+    """Copies in flight, rings in shared memory, and kernels of 64 and 128 threads."""
     half = np.dtype(np.float16)
     q, k, v = (numbers(half, 1, 3, 37, 64) / half.type(4) for _ in range(3))
     w, w2 = numbers(half, 64, 96) / half.type(8), numbers(half, 96, 64) / half.type(8)
     several, one = programs(attended, q, k, v, w, w2)
-    assert len({c.kernel.threads for c in several.calls}) > 2
+    assert {c.kernel.threads for c in several.calls} == {64, 128}
     assert any(op.opcode == "copy_async" for op in walk(one.calls[0].kernel.body))
     (found,) = same_bits(several, one, q=q, k=k, v=v, w=w, w2=w2).values()
     wide = [x.astype(np.float64) for x in (q, k, v, w, w2)]

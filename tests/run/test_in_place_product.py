@@ -111,21 +111,3 @@ def test_bits_do_not_depend_on_cores(m: int, n: int) -> None:
     except tw.DeviceError:
         return  # one core
     np.testing.assert_array_equal(product(a, b), halves)
-
-
-def test_calls_before_do_not_matter() -> None:
-    """A call with a transposed factor is served by code for any strides; contiguous factors have code of their own nevertheless, and its bits."""
-
-    @tw.kernel
-    def anew(a: tw.Array, b: tw.Array) -> tw.Array:
-        out = tw.empty((a.shape[0], b.shape[1]), a.dtype)
-        for i, j in tw.grid(a.shape[0], b.shape[1]):
-            total = 0.0
-            for p in range(a.shape[1]):
-                total += a[i, p] * b[p, j]
-            out[i, j] = total
-        return out
-
-    a, b = _numbers(14, 900), _numbers(900, 171)
-    anew(a, np.ascontiguousarray(b.T).T)
-    np.testing.assert_array_equal(anew(a, b), product(a, b))

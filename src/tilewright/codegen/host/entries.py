@@ -139,7 +139,7 @@ class _Stub(StubEmitter):
             if isinstance(parameter, ScalarParam):
                 self._scalar(parameter, argument)
         inputs = [
-            self._array(parameter, argument, at.ALIGNED | (at.WRITEABLE if parameter.role == "inout" else 0), own=True)
+            self._array(parameter, argument, at.ALIGNED | (at.WRITEABLE if parameter.role == "inout" else 0))
             for parameter, argument in zip(artifact.inputs, arguments)
             if isinstance(parameter, ArrayParam)
         ]
@@ -267,11 +267,9 @@ class _Stub(StubEmitter):
             self.settle()
         self._bind_number(param, value)
 
-    def _array(self, param: ArrayParam, argument: str, flags: int, own: bool = False) -> _View:
-        """Check what can be checked without sizes, and read the fields. `own`: code for any strides leaves contiguous arrays to the code that is made for them, which
-        is faster: what a call computes does not depend on the calls before it."""
+    def _array(self, param: ArrayParam, argument: str, flags: int) -> _View:
+        """Check what can be checked without sizes, and read the fields."""
         contiguous = is_contiguous(param)
-        asked = flags | at.C_CONTIGUOUS if contiguous or own else flags
         if contiguous:
             flags |= at.C_CONTIGUOUS
         self.require(self.equal("ptr", self.load("ptr", argument, at.TYPE), "@tilewright_ndarray"))
@@ -279,7 +277,7 @@ class _Stub(StubEmitter):
         descr = self.load("ptr", argument, at.ARRAY_DESCR)
         self.require(self.equal("ptr", descr, f"@tilewright_descr_{param.dtype.name}"))
         self.require(self.equal("i32", self.load("i32", argument, at.ARRAY_RANK), str(len(param.shape))))
-        masked = self.new(f"and i32 {self.load('i32', argument, at.ARRAY_FLAGS)}, {asked}")
+        masked = self.new(f"and i32 {self.load('i32', argument, at.ARRAY_FLAGS)}, {flags}")
         self.require(self.equal("i32", masked, str(flags)))
         self.settle()
         data = self.load("ptr", argument, at.ARRAY_DATA)

@@ -163,9 +163,12 @@ def _across_plan(kernel: Kernel, nest: Nest, extent: Size, target: Target, hints
         return None
     wide, step, wanted = part_tile(kernel, nest, axis, target, hints) if view < 0 else None, 64, ceildiv(Size.of(target.multiprocessors * costs.blocks_across), maximum(ONE, busy))
     if wide is not None:
-        # All blocks run at once: a few that come later would leave most of the device without work.
+        # All blocks run at once: a few that come later would leave most of the device without work. Where these would leave a sixth of the device without work, three
+        # rounds of shorter blocks leave less.
+        slots = target.multiprocessors * PARTS_RESIDENT
         busy = maximum(ONE, ceildiv(nest.extents[axis], Size.of(wide[0])) * product([e for p, e in enumerate(nest.extents) if p != axis]))
-        step, wanted = wide[1], floordiv(Size.of(target.multiprocessors * PARTS_RESIDENT), busy)
+        filled = minimum(ONE, floordiv(floordiv(Size.of(slots), busy) * busy * 6, Size.of(slots * 5)))
+        step, wanted = wide[1], floordiv((Size.of(3) - filled * 2) * slots, busy)
     parts = maximum(ONE, minimum(ceildiv(extent, Size.of(rows)), wanted))
     if target.max_turns:
         parts = maximum(parts, ceildiv(extent, Size.of(_stretch(target))))

@@ -41,6 +41,7 @@ from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
+from tilewright.passes.to_tile.panels.shares import blocks_across, blocks_down, multiple_down
 from tilewright.passes.to_tile.panels.sides import join_rows, join_terms
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
@@ -100,15 +101,9 @@ class PanelLowering(PanelResults):
         clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], env)
         rows, columns = product(self.a.extents), product(self.b.numbered)
         batch = found.size(found.batch)
-        across = maximum(ONE, ceildiv(columns, Size.of(s.n)))
+        cores, across = self.target.multiprocessors, maximum(ONE, ceildiv(columns, Size.of(s.n)))
         if not found.batch and s.keep == "b":
-            # As many blocks side by side as keep all cores busy to the end, as long as each has some panels. Each of them copies all rows: where these are many
-            # more than columns, cores share out the rows.
-            even = ceildiv(across, Size.of(self.target.multiprocessors)) * self.target.multiprocessors
-            most = minimum(
-                ceildiv(columns, Size.of(2 * s.nr)), floordiv(columns * self.target.multiprocessors, maximum(ONE, rows))
-            )
-            across = maximum(across, minimum(even, most))
+            across = blocks_across(rows, columns, across, 2 * s.nr, cores)
         # Blocks end where a tile of fewer registers, or of half the rows, does. Columns that are read where they lie are added up in another order than those
         # of a panel that is not full: which these are does not depend on the number of cores.
         least, lowest = s.nr, s.mr
@@ -116,23 +111,16 @@ class PanelLowering(PanelResults):
             least, lowest = self.lanes if self._narrow_widths() and not self.few else s.nr, self._half_rows() or s.mr
         width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(least)) * least)
         down = maximum(ONE, ceildiv(rows, Size.of(s.m)))
-        # As many blocks as cores at least, as long as each has some panels to work on.
-        cores = self.target.multiprocessors
+        # As many blocks as cores, as long as each has some panels to work on.
         if s.keep == "b":
-            side_by_side = maximum(ONE, across * batch)
-            wanted = ceildiv(Size.of(cores), side_by_side)
-            # The last round of blocks keeps all cores busy, too: three blocks are four on two cores.
-            filled = floordiv(ceildiv(down * side_by_side, Size.of(cores)) * cores, side_by_side)
-            wanted = maximum(wanted, filled)
-            down = maximum(down, minimum(ceildiv(rows, Size.of(2 * s.mr)), wanted))
+            # A number that divides that of cores needs no search.
+            in_rounds = blocks_down(down, maximum(ONE, across * batch), cores) if found.batch else multiple_down(down, across, cores)
+            down = maximum(down, minimum(ceildiv(rows, Size.of(2 * s.mr)), in_rounds))
         else:
-            one_above_another = maximum(ONE, down * batch)
             # Each block copies all rows: there are two of them for each core where they have some columns more.
             rounds = maximum(ONE, minimum(Size.of(2), floordiv(columns, Size.of(COLUMN_PANELS * cores * s.nr))))
-            wanted = ceildiv(rounds * cores, one_above_another)
-            # Here, too, the last round keeps all cores busy: eleven blocks are twelve on two cores.
-            filled = floordiv(ceildiv(across * one_above_another, Size.of(cores)) * cores, one_above_another)
-            wanted = maximum(wanted, filled)
+            one_above_another = maximum(ONE, down * batch)
+            wanted = blocks_down(maximum(across, floordiv(rounds * cores, one_above_another)), one_above_another, cores)
             across = maximum(across, minimum(ceildiv(columns, Size.of(4 * s.nr)), wanted))
             width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(s.nr)) * s.nr)
         height = maximum(Size.of(s.mr), ceildiv(ceildiv(rows, down), Size.of(lowest)) * lowest)

@@ -314,7 +314,8 @@ class TuningStore:
         return directory_lock(path.parent)
 
     def _put(self, key: str, table: TuningTable) -> TuningTable:
-        self._known[key] = table
+        global _changes
+        self._known[key], _changes = table, _changes + 1
         with contextlib.suppress(OSError):
             self._write(key, table)
         return table
@@ -355,6 +356,12 @@ def _remove_stale(directory: Path) -> None:
 
 
 _store: TuningStore | None = None
+_changes = 0
+
+
+def changes() -> int:
+    """A number that is another one after each change of the tables in this process."""
+    return _changes
 
 
 def store() -> TuningStore:
@@ -367,8 +374,8 @@ def store() -> TuningStore:
 
 def use_store(chosen: TuningStore | None) -> None:
     """Use other tables from now on; None is the usual place, looked at anew."""
-    global _store
-    _store = chosen
+    global _store, _changes
+    _store, _changes = chosen, _changes + 1
 
 
 def look_up(key: str) -> TuningTable | None:

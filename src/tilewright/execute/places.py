@@ -94,6 +94,8 @@ def dtype_of(array: Array) -> DType:
 
 
 def _contiguous(name: str, value: object) -> np.ndarray:
+    if type(value) is np.ndarray and value.flags.carray and from_numpy(value.dtype) is not None:
+        return value
     if isinstance(value, DeviceArray):
         value = value.on_host()
     argument = read_argument(name, value)

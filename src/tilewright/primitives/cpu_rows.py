@@ -7,7 +7,9 @@ selection finds the digits of the last key that is wanted, from the highest on, 
 
 from __future__ import annotations
 
-from tilewright.base.dtypes import DType, i64
+from collections.abc import Callable
+
+from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.sizes import Size, minimum
 from tilewright.ir.program import Program, ProgramArray
 from tilewright.ir.types import tensor
@@ -146,65 +148,149 @@ def sort_rows_program_cpu(plan: SortPlan) -> Program:
     return Program("sort_rows", by_kind["input"], by_kind["output"], by_kind["scratch"], (call(kernel),))
 
 
-SELECTED = 1 << 15
-"""Elements of the parts of a row that are selected from."""
+SELECTED, SELECTED_BY_VECTORS = 1 << 15, 1 << 17
+"""Elements of the parts of a row that are selected from: where digits of all are counted, and where most of them are read once."""
+_FEWEST_KEPT, _MOST_KEPT = 512, 4096
+_AT_ONCE = 4
+"""Vectors that are compared before a branch."""
 
 
-def select_program_cpu(dtype: DType, descending: bool) -> Program:
+def kept_of(wanted: int) -> int:
+    """Candidates that a selection of so many elements keeps; 0 where it counts digits of the whole part instead."""
+    return next((kept for kept in (_FEWEST_KEPT, _MOST_KEPT) if wanted * 4 <= kept), 0)
+
+
+def select_program_cpu(dtype: DType, descending: bool, kept: int = 0) -> Program:
     """The program `keys[rows, n] -> places[rows, parts, wanted]`: of each of some equal parts of a row, where the `wanted` elements are that stand first
-    in order. Places are in their own order. Of equal elements the first ones are taken. Every part has that many elements."""
+    in order. Places are in their own order. Of equal elements the first ones are taken. Every part has that many elements.
+
+    Where few are wanted, vectors are compared with the last candidate so far, and what stands before it is `kept` until there is no more room; then all
+    but the wanted ones go. Most elements of most rows are thus read once."""
     unsigned = key_dtype(dtype)
-    passes = unsigned.bits // 8
     parts, wanted = Size.of("parts"), Size.of("wanted")
-    keys, places = tensor(dtype, _ROWS, _N), tensor(i64, _ROWS, parts, wanted)
+    lanes = min(_MOST_LANES, 64 // unsigned.itemsize)
 
     def body(c: Code, keys: Mem, places: Mem) -> None:
-        several, size = c.size(parts), c.size(_N)
+        several, size, many = c.size(parts), c.size(_N), c.size(wanted)
         r, chunk = c.block() // several, c.block() % several
-        low, high = chunk * size // several, (chunk + 1) * size // several
+        low, high = r * size + chunk * size // several, r * size + (chunk + 1) * size // several
+        first = (r * several + chunk) * many
         table = c.alloc("local", i64, _RADIX, align=64)
-        zero = c.op("broadcast", c.const(0, i64), width=8)
+
+        def key_of(value: Num) -> Num:
+            return to_key(c, raw(value), dtype, descending, True)
 
         def key_at(t: Num) -> Num:
-            return to_key(c, raw(keys.load((r, t))), dtype, descending, True)
+            return key_of(keys.load(t))
 
-        # The digits of the last key that is wanted, and how many of the keys with these digits are.
-        prefix, left = c.const(0, unsigned), c.size(wanted)
-        for k in reversed(range(passes)):
-            c.loop(0, _RADIX, 8, [], lambda i: table.store(i, zero))
-            shift = 8 * (k + 1)
+        if not kept:
+            last, left = _last_wanted(c, unsigned, table, key_at, (low, high), many)
+            _take(c, key_at, (low, high), (last, left), lambda used, t: places.store(first + used, t - r * size))
+            return
+        own, where = c.alloc("local", unsigned, kept, align=64), c.alloc("local", i64, kept, align=64)
 
-            def count(t: Num, k: int = k, shift: int = shift, prefix: Num = prefix) -> None:
-                key = key_at(t)
-                place = _digit(key, k)
-                if shift == unsigned.bits:
-                    table.store(place, table[place] + 1)
-                else:
-                    table.store(place, table[place] + (key >> shift).eq(prefix).to(i64))
+        def put(at: Num, key: Num, place: Num) -> None:
+            own.store(at, key)
+            where.store(at, place)
 
-            unrolled(c, low, high, 4, count)
+        def only_wanted(held: Num) -> Num:
+            """All but the wanted candidates go, and the last of these in order is what others are compared with."""
+            last, left = _last_wanted(c, unsigned, table, own.load, (c.index(0), held), many)
+            _take(c, own.load, (c.index(0), held), (last, left), lambda used, t: put(used, own.load(t), where.load(t)))
+            return last
 
-            def next_digit(d: Num, found: Num, left: Num) -> list[Num]:
-                mine = table[d]
-                beyond = found.eq(d) & (left > mine)
-                return [found + beyond.to(i64), c.select(beyond, left - mine, left)]
+        begin = (low + kept).min(high)
+        c.loop(low, begin, 1, [], lambda t: put(t - low, key_at(t), t - r * size))
+        step, sampled = _AT_ONCE * lanes, kept // 2
 
-            found, left = c.loop(0, _RADIX - 1, 1, [c.const(0, i64), left], next_digit)
-            prefix = found.to(unsigned) if k == passes - 1 else (prefix << 8) | found.to(unsigned)
+        def room(t: Num, held: Num) -> list[Num]:
+            """Where it is much, a sample of the rest says sooner what is not wanted: in rows that are in order, each element stands before all others so far."""
+            bound, rest = only_wanted(held), high - t
 
-        last = prefix
+            def nearer() -> list[Num]:
+                apart = rest // sampled
+                c.loop(0, sampled, 1, [], lambda i: own.store(many + i, key_at(t + i * apart)))
+                last, _ = _last_wanted(c, unsigned, table, lambda i: own.load(many + i), (c.index(0), c.index(sampled)), many)
+                return [c.select(last < bound, last + 1, bound)]
 
-        def take(t: Num, used: Num, equal: Num) -> list[Num]:
+            return [many, *c.either(rest > 8 * sampled, nearer, lambda: [bound])]
+
+        def some_before(t: Num, count: int, bound: Num) -> Num:
+            limit = c.op("broadcast", bound, width=lanes)
+            masks = [key_of(keys.load(t + k * lanes, lanes, unaligned=True)) < limit for k in range(count)]
+            while len(masks) > 1:
+                masks = [one | other for one, other in zip(masks[::2], masks[1::2], strict=True)]
+            return c.op("fold", masks[0].to(unsigned), kind="add", together=True).ne(0)
+
+        def enter(t: Num, held: Num, bound: Num) -> list[Num]:
             key = key_at(t)
-            same = key.eq(last) & (equal > 0)
-            wants = (key < last) | same
-            c.when(wants, lambda: places.store((r, chunk, used), t))
-            return [used + wants.to(i64), equal - same.to(i64)]
+            wants = key < bound
+            c.when(wants, lambda: put(held, key, t - r * size))
+            return [held + wants.to(i64)]
 
-        c.loop(low, high, 1, [c.const(0, i64), left], take)
+        def vector(t: Num, held: Num, bound: Num) -> list[Num]:
+            end = t + lanes
+            is_some = c.either(end <= high, lambda: [some_before(t, 1, bound)], lambda: [c.const(True, bool_)])[0]
+            return c.either(is_some, lambda: c.loop(t, end.min(high), 1, [held], lambda u, held: enter(u, held, bound)), lambda: [held])
 
-    kernel = write_kernel("select", 1, [_ROWS * parts], [("keys", keys), ("places", places)], body)
-    return Program("select", (ProgramArray("keys", keys, "input"),), (ProgramArray("places", places, "output"),), (), (call(kernel),))
+        def vectors(t: Num, held: Num, bound: Num) -> list[Num]:
+            held, bound = c.either(held + step > kept, lambda: room(t, held), lambda: [held, bound])
+            end = t + step
+            is_some = c.either(end <= high, lambda: [some_before(t, _AT_ONCE, bound)], lambda: [c.const(True, bool_)])[0]
+            (held,) = c.either(is_some, lambda: c.loop(t, end.min(high), lanes, [held], lambda u, held: vector(u, held, bound)), lambda: [held])
+            return [held, bound]
+
+        held, _ = c.loop(begin, high, step, [begin - low, c.const(-1, unsigned)], vectors)
+        only_wanted(held)
+        c.loop(0, many, 1, [], lambda i: places.store(first + i, where.load(i)))
+
+    params = [("keys", tensor(dtype, _ROWS * _N)), ("places", tensor(i64, _ROWS * parts * wanted))]
+    kernel = write_kernel("select", 1, [_ROWS * parts], params, body)
+    keys, places = ProgramArray("keys", tensor(dtype, _ROWS, _N), "input"), ProgramArray("places", tensor(i64, _ROWS, parts, wanted), "output")
+    return Program("select", (keys,), (places,), (), (call(kernel),))
+
+
+def _last_wanted(c: Code, unsigned: DType, table: Mem, key_at: Callable[[Num], Num], span: tuple[Num, Num], wanted: Num) -> tuple[Num, Num]:
+    """The last key that is wanted, digit by digit from the highest on, and how many of the keys that equal it are."""
+    passes = unsigned.bits // 8
+    zero = c.op("broadcast", c.const(0, i64), width=8)
+    prefix, left = c.const(0, unsigned), wanted
+    for k in reversed(range(passes)):
+        c.loop(0, _RADIX, 8, [], lambda i: table.store(i, zero))
+        shift = 8 * (k + 1)
+
+        def count(t: Num, k: int = k, shift: int = shift, prefix: Num = prefix) -> None:
+            key = key_at(t)
+            place = _digit(key, k)
+            if shift == unsigned.bits:
+                table.store(place, table[place] + 1)
+            else:
+                table.store(place, table[place] + (key >> shift).eq(prefix).to(i64))
+
+        unrolled(c, *span, 4, count)
+
+        def next_digit(d: Num, found: Num, left: Num) -> list[Num]:
+            mine = table[d]
+            beyond = found.eq(d) & (left > mine)
+            return [found + beyond.to(i64), c.select(beyond, left - mine, left)]
+
+        found, left = c.loop(0, _RADIX - 1, 1, [c.const(0, i64), left], next_digit)
+        prefix = found.to(unsigned) if k == passes - 1 else (prefix << 8) | found.to(unsigned)
+    return prefix, left
+
+
+def _take(c: Code, key_at: Callable[[Num], Num], span: tuple[Num, Num], until: tuple[Num, Num], put: Callable[[Num, Num], None]) -> None:
+    """Hand on the elements before the last wanted key, and the first of those that equal it, in their order: how many there were before, and where each is."""
+    last, left = until
+
+    def take(t: Num, used: Num, equal: Num) -> list[Num]:
+        key = key_at(t)
+        same = key.eq(last) & (equal > 0)
+        wants = (key < last) | same
+        c.when(wants, lambda: put(used, t))
+        return [used + wants.to(i64), equal - same.to(i64)]
+
+    c.loop(*span, 1, [c.const(0, i64), left], take)
 
 
 def _digit(key: Num, number: int) -> Num:

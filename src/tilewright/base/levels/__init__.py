@@ -96,6 +96,11 @@ def holds(said: str) -> str:
     return _given or said or environment.word("TILEWRIGHT_OPTIMIZE")
 
 
+def holds_now() -> tuple[str, str]:
+    """What the command line and the environment say, as it stands there."""
+    return _given, environment.text("TILEWRIGHT_OPTIMIZE")
+
+
 def acts(name: str, target: Target) -> bool:
     """Whether a level makes other code for a target than the default one does."""
     return LEVELS[name] is not LEVELS[DEFAULT] and (target.is_host or (target.kind in ("nvptx", "amdgpu") and name in _ON_GPUS))

@@ -110,11 +110,13 @@ def _first(place: DevicePlace, keys: Array, k: int, largest: bool) -> Array:
     if not k or not keys.size:
         return place.new((*around, k), i64)
     if not place.target.simt and k * 4 <= size:
-        from tilewright.primitives.cpu_rows import SELECTED, select_program_cpu
+        from tilewright.primitives.cpu_rows import SELECTED, SELECTED_BY_VECTORS, kept_of, select_program_cpu
 
         rows, dtype = _rows(keys), dtype_of(keys)
-        found = place.new((rows.shape[0], max(1, size // max(SELECTED, 4 * k)), k), i64)
-        place.run(f"select {dtype} {largest}", lambda: select_program_cpu(dtype, largest), {"keys": rows, "places": found})
+        kept = kept_of(k)
+        part = SELECTED_BY_VECTORS if kept else max(SELECTED, 4 * k)
+        found = place.new((rows.shape[0], max(1, size // part), k), i64)
+        place.run(f"select {dtype} {largest} {kept}", lambda: select_program_cpu(dtype, largest, kept), {"keys": rows, "places": found})
         candidates = found.reshape((rows.shape[0], found.size // rows.shape[0]))
         order = sorted_lines(place, {"keys": gathered(place, rows, candidates)}, largest, i64)[0]
         return gathered(place, candidates, _leading(place, order, k)).reshape((*around, k))

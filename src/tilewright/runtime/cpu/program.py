@@ -137,7 +137,10 @@ class CpuProgram:
         self.call: Callable[..., object] = self._code.function() if artifact.host else _no_stub
         """The entry stub: inputs by position, `out=` optional; `NotImplemented` for anything it does not recognise."""
         self._scalars = {p.name: p for p in artifact.inputs if isinstance(p, ScalarParam)}
+        self._whole = [name for name, p in self._scalars.items() if p.dtype.is_int]
         self._arrays = {p.name: p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)}
+        self.entries = self._code.entries
+        self._rules: dict[tuple[object, ...], _Rules] = {}
 
     def entry(self, fallback: Callable[..., object]) -> Callable[..., object] | None:
         """The entry stub as a function that hands refused calls to `fallback`; None where there is no stub."""
@@ -145,7 +148,7 @@ class CpuProgram:
 
     def sizes(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> dict[str, int]:
         """The value of every size and stride name, read off the arrays. An axis of packed blocks counts elements."""
-        whole = {n: int(scalars[n]) for n, p in self._scalars.items() if p.dtype.is_int}
+        whole = {name: int(scalars[name]) for name in self._whole}
         values = dict(whole)
         for binding in self.artifact.bindings:
             array, dtype = arrays[binding.array], self._arrays[binding.array].dtype
@@ -170,35 +173,67 @@ class CpuProgram:
         self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], sizes: Mapping[str, int] | None = None
     ) -> list[LaunchJob]:
         """What a run launches."""
-        values = {**self.sizes(arrays, scalars), **(sizes or {})}
+        rules = self._rules_of(arrays, scalars, sizes)
         words = {name: _word(scalars[name], param) for name, param in self._scalars.items()}
-        for name, param in self._arrays.items():
-            assert arrays[name].dtype.itemsize == param.dtype.itemsize, name
-            assert arrays[name].ndim == len(param.shape), name
+        for name in self._arrays:
             words[name] = _address(arrays[name])
         kept: list[np.ndarray] = []
         cell = np.zeros(FAILURE_FIELDS, np.int64) if self.artifact.sites else None
-        for param in self.artifact.scratch:
-            if cell is not None and param.name == FAILURE:
-                words[param.name] = _address(cell)
-                continue
-            nbytes = scratch_bytes(self.artifact, param, values)
+        if cell is not None:
+            words[FAILURE] = _address(cell)
+        for param, nbytes in rules.scratch:
             try:
                 memory = np.empty(nbytes + abi.SCRATCH_ALIGN, np.uint8)
             except (MemoryError, ValueError) as error:
-                raise no_scratch(self.artifact, param, values) from error
+                raise no_scratch(self.artifact, param, rules.sizes) from error
             kept.append(memory)
             words[param.name] = (_address(memory) + abi.SCRATCH_ALIGN - 1) // abi.SCRATCH_ALIGN * abi.SCRATCH_ALIGN
         jobs: list[LaunchJob] = []
-        for launch in self.artifact.launches:
-            content = [words[name] for name in launch.args] + [values[name] for name in launch.sizes]
+        for rule in rules.launches:
+            launch = rule.launch
             report = ctypes.c_uint64() if launch.asserts else None
-            if report is not None:
-                content.append(ctypes.addressof(report))
-            slots = (ctypes.c_uint64 * max(len(content), 1))(*[word & (2**64 - 1) for word in content])
-            blocks, work = block_count(self.artifact, launch, values), bounded(launch.work.evaluate(values))
-            jobs.append(LaunchJob(self._code.entries[launch.entry], slots, blocks, work, kept, launch, report, cell))
+            own = () if report is None else (ctypes.addressof(report),)
+            slots = rule.slots(*[words[name] for name in launch.args], *rule.words, *own)
+            jobs.append(LaunchJob(rule.entry, slots, rule.blocks, rule.work, kept, launch, report, cell))
         return jobs
+
+    def _rules_of(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], sizes: Mapping[str, int] | None) -> _Rules:
+        """What arrays of these sizes need. A few are remembered: to find them out takes longer than a small launch."""
+        shapes = [(arrays[name].shape, arrays[name].strides) for name in self._arrays]
+        key = (*shapes, *[int(scalars[name]) for name in self._whole], *(sizes.items() if sizes else ()))
+        found = self._rules.get(key)
+        if found is None:
+            for name, param in self._arrays.items():
+                assert arrays[name].dtype.itemsize == param.dtype.itemsize, name
+                assert arrays[name].ndim == len(param.shape), name
+            found = _Rules(self, {**self.sizes(arrays, scalars), **(sizes or {})})
+            if len(self._rules) >= _MOST_RULES:
+                self._rules.clear()
+            self._rules[key] = found
+        return found
+
+
+_MOST_RULES = 8
+"""Kinds of calls whose rules a program remembers."""
+
+
+class _Rules:
+    """What a run needs by its sizes: bytes of scratch, and of each launch its blocks, its work and the words that follow its arrays."""
+
+    def __init__(self, program: CpuProgram, sizes: Mapping[str, int]) -> None:
+        artifact = program.artifact
+        self.sizes = sizes
+        checked = bool(artifact.sites)
+        self.scratch = [(p, scratch_bytes(artifact, p, sizes)) for p in artifact.scratch if not (checked and p.name == FAILURE)]
+        self.launches = [_LaunchRule(program, launch, sizes) for launch in artifact.launches]
+
+
+class _LaunchRule:
+    def __init__(self, program: CpuProgram, launch: Launch, sizes: Mapping[str, int]) -> None:
+        self.launch, self.entry = launch, program.entries[launch.entry]
+        self.words = [sizes[name] & (2**64 - 1) for name in launch.sizes]
+        self.slots = ctypes.c_uint64 * max(len(launch.args) + len(self.words) + bool(launch.asserts), 1)
+        self.blocks, self.work = block_count(program.artifact, launch, sizes), bounded(launch.work.evaluate(sizes))
 
 
 def raise_failed(job: LaunchJob, artifact: Artifact) -> None:

@@ -49,15 +49,15 @@ def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
     return Program("reduce", inputs, (ProgramArray("y", y, "output"),), (totals,), tuple(call(k) for k in kernels))
 
 
-def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bool = False, trues: bool = False) -> Program:
-    """The program `x, mask? -> y, count`; with `heads` or `trues` as `filter.filter_program`."""
-    positions = heads or trues
+def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bool = False, trues: bool = False, values: bool = False) -> Program:
+    """The program `x, mask? -> y, count`; with `heads` or `trues` as `filter.filter_program`, with `heads` and `values` the elements at those places."""
+    positions = (heads and not values) or trues
     chunks = ceildiv(N, chunk(CHUNK))
     kept = i64 if positions else dtype
     totals, before = scratch("totals", i64, chunks), scratch("before", i64, chunks)
     x, y, count = tensor(dtype, N), tensor(kept, N), tensor(i64, 1)
     given: list[tuple[str, Type]] = [("x", x)]
-    if predicate is None and not positions:
+    if predicate is None and not heads and not trues:
         given.append(("mask", tensor(bool_, N)))
 
     by_vectors = not heads and (predicate is None or predicate.is_straight) and not dtype.is_bool

@@ -111,9 +111,9 @@ def taken(place: DevicePlace, x: Array, axis: int, places: Array) -> Array:
 
 def filter_into(
     place: DevicePlace, arrays: dict[str, Array], y: Array, count: Array, predicate: ScalarFunction | None, aligned: bool, heads: bool = False,
-    trues: bool = False,
+    trues: bool = False, values: bool = False,
 ) -> LoadedProgram | None:  # fmt: skip
-    """Run it, and give the program on the device, where devices have such."""
+    """Run it, and give the program on the device, where devices have such. `values`: of heads the elements, on a CPU."""
     dtype = dtype_of(arrays["x"])
 
     def build() -> Program:
@@ -125,7 +125,7 @@ def filter_into(
             return filter_program(dtype, predicate, place.target, aligned, heads, trues=trues)
         if place.waits_for_none:
             return threads_filter_program(dtype, predicate, heads, trues, y.size >= 1 << 32)
-        return filter_program_cpu(dtype, predicate, heads, trues)
+        return filter_program_cpu(dtype, predicate, heads, trues, values)
 
-    what = f"filter {dtype} {predicate.key if predicate else 'heads' if heads else 'trues' if trues else 'mask'} {aligned}"
+    what = f"filter {dtype} {predicate.key if predicate else 'heads' + ' values' * values if heads else 'trues' if trues else 'mask'} {aligned}"
     return place.run(what, build, {**arrays, "y": y, "count": count})

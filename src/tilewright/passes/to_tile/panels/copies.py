@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tilewright.analysis.contraction import Contraction
 from tilewright.base.dtypes import DType, i64
-from tilewright.base.sizes import ONE, Size, mod, product
+from tilewright.base.sizes import ONE, ZERO, Size, mod, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tensor, dtype_of
@@ -34,6 +34,8 @@ FEWEST_LANES = 4
 """Columns of a row from which on they are copied as a vector with a mask."""
 COLUMNS_TOGETHER = 12
 """Columns that lie apart and are copied side by side: their places and addresses have room in registers."""
+SORTED = 3
+"""Elements from one column to the next, at most, for vectors of columns to be sorted out of whole vectors of memory."""
 
 
 def _extent(b: Builder, extent: Size, axis: int, phases: bool) -> Value:
@@ -97,9 +99,25 @@ class PanelCopies(LoopLowering):
         return tuple(p for p, form in enumerate(forms) if any(k in form.values for k in self.k_indices))
 
     def _direct(self) -> bool:
-        """It needs no copy where its columns lie side by side as they are."""
-        own = [form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor)] if self.placed else []
-        return self.b.along_side and sorted(map(str, own)) == [*["0"] * (len(own) - 1), "1"]
+        """It needs no copy where its columns lie side by side as they are, or, where a CPU has permutations of any lanes, a few elements apart."""
+        steps = [form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor)] if self.placed else []
+        moving = [step for step in steps if step != ZERO]
+        if self.b.along_side:
+            return moving == [ONE]
+        load = self.b.factor.load
+        if len(moving) != 1 or load is None or not self.target.has_lane_masks or self.dtype.itemsize < 4:
+            return False
+        memory, step = load.operands[0].type, steps[-1].constant
+        assert isinstance(memory, Tensor)
+        return memory.strides[-1] == ONE and step is not None and 1 < step <= SORTED
+
+    def _columns_from(self, b: Builder, first: Value, width: int) -> Value:
+        """The last index of a load of `width` columns, of which the first is at `first`."""
+        step = next(form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor) if form.factor(self.b.copied[-1]) != ZERO)
+        if step == ONE:
+            return self.index_tile(b, first, 1, width)
+        places = self.index_tile(b, b.index(0), 1, width)
+        return b.add(b.like(first, places), b.mul(places, b.like(b.index(step), places)))
 
     def _notes_places(self) -> bool:
         """Whether places of steps are used: by reads without a copy, and by copies where an element's place is one sum. More of them are a product each."""
@@ -138,7 +156,7 @@ class PanelCopies(LoopLowering):
         assert load is not None
         digits = dict(zip(side.copied, self._apart(b, left, side.copied_extents), strict=True))
         here, origin = self._load_indices(b, env, {}, digits), self._load_indices(b, env, {}, {})
-        along = next(p for p, form in enumerate(self.found.access(side.factor)) if form.factor(side.copied[-1]) == ONE)
+        along = next(p for p, form in enumerate(self.found.access(side.factor)) if form.factor(side.copied[-1]) != ZERO)
 
         def read(at: Builder, k: Value) -> Value:
             indices: list[Value] = []
@@ -147,7 +165,7 @@ class PanelCopies(LoopLowering):
                     place = at.op("load", self.places, at.index(self.placed.index(position)), k)
                     index = at.add(at.sub(index, first), place)
                 indices.append(index)
-            indices[along] = self.index_tile(at, indices[along], 1, self.matrix.nr)
+            indices[along] = self._columns_from(at, indices[along], self.matrix.nr)
             return at.op("load", load.operands[0], *indices)
 
         return read
@@ -193,7 +211,7 @@ class PanelCopies(LoopLowering):
             return False
         memory = load.operands[0].type
         assert isinstance(memory, Tensor)
-        return memory.strides[-1] == ONE and self.found.access(self.b.factor)[-1].factor(self.b.copied[-1]) == ONE
+        return memory.strides[-1] == ONE and self.found.access(self.b.factor)[-1].factor(self.b.copied[-1]) != ZERO
 
     def _mask_columns(
         self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value
@@ -222,7 +240,7 @@ class PanelCopies(LoopLowering):
                 def by_k(deep: Builder, k: Value) -> list[Value]:
                     step = deep.op("load", self.places, deep.index(0), k)
                     indices = [deep.add(deep.sub(v, origin[p]), step) if p in self.placed else v for p, v in enumerate(here)]
-                    indices[-1] = self.index_tile(deep, indices[-1], 1, self.lanes)
+                    indices[-1] = self._columns_from(deep, indices[-1], self.lanes)
                     value = deep.op("load", load.operands[0], *indices, mask, masked=True)
                     return list(deep.multi("store", self.columns, panel, k, across, value, mask, masked=True))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.analysis.affine import Affine
 from tilewright.analysis.contraction import Contraction
 from tilewright.base.dtypes import DType, i64
 from tilewright.base.sizes import ONE, ZERO, Size, mod, product
@@ -17,6 +18,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedules.matrix import CpuProduct
 from tilewright.passes.to_tile.lower_loops import LoopLowering
+from tilewright.passes.to_tile.panels.frames import column_step, is_inside
 from tilewright.passes.to_tile.panels.sides import Side, needed_ops
 from tilewright.passes.windows.sum_ranges import sum_bounds
 
@@ -34,8 +36,6 @@ FEWEST_LANES = 4
 """Columns of a row from which on they are copied as a vector with a mask."""
 COLUMNS_TOGETHER = 12
 """Columns that lie apart and are copied side by side: their places and addresses have room in registers."""
-SORTED = 3
-"""Elements from one column to the next, at most, for vectors of columns to be sorted out of whole vectors of memory."""
 
 
 def _extent(b: Builder, extent: Size, axis: int, phases: bool) -> Value:
@@ -57,6 +57,8 @@ class PanelCopies(LoopLowering):
     k_indices: tuple[Value, ...]
     placed: tuple[int, ...]
     """Which indices of the second factor's load change along the sum, where the places of its steps are written down."""
+    frame: tuple[Affine, ...]
+    """What is at least 0 where an element of the second factor counts, where that is tested as columns are read."""
     direct: bool
     """Whether panels of the second factor that lie side by side are read without a copy."""
     rows: Value
@@ -86,7 +88,7 @@ class PanelCopies(LoopLowering):
     def _placed(self) -> tuple[int, ...]:
         """A factor that is copied panel by panel, each for a few tiles only, is read by places: where a step of the sum is, plus where a column is."""
         side, load = self.b, self.b.factor.load
-        if self.matrix.keep != "a" or load is None or side.factor.guard is not None:
+        if self.matrix.keep != "a" or load is None or (side.factor.guard is not None and not self.frame):
             return ()
         if dtype_of(load.operands[0].type) is not self.dtype or side.factor.value is not load.result:
             return ()
@@ -100,16 +102,11 @@ class PanelCopies(LoopLowering):
 
     def _direct(self) -> bool:
         """It needs no copy where its columns lie side by side as they are, or, where a CPU has permutations of any lanes, a few elements apart."""
-        steps = [form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor)] if self.placed else []
-        moving = [step for step in steps if step != ZERO]
-        if self.b.along_side:
-            return moving == [ONE]
-        load = self.b.factor.load
-        if len(moving) != 1 or load is None or not self.target.has_lane_masks or self.dtype.itemsize < 4:
+        if not self.placed or not (self.b.along_side or self.target.has_lane_masks):
             return False
-        memory, step = load.operands[0].type, steps[-1].constant
-        assert isinstance(memory, Tensor)
-        return memory.strides[-1] == ONE and step is not None and 1 < step <= SORTED
+        steps = [form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor)]
+        plain = self.b.along_side and [step for step in steps if step != ZERO] == [ONE]
+        return plain or column_step(self.found, self.b.copied[-1], self.target) > 1
 
     def _columns_from(self, b: Builder, first: Value, width: int) -> Value:
         """The last index of a load of `width` columns, of which the first is at `first`."""
@@ -144,11 +141,15 @@ class PanelCopies(LoopLowering):
         self._k_loop(b, start, count, each)
 
     def _in_one_run(self, b: Builder, left: Value, end: Value) -> Value:
-        """Whether the panel from column `left` on lies side by side."""
+        """Whether the panel from column `left` on lies side by side, and wholly inside of what it is read from."""
         side, nr = self.b, b.index(self.matrix.nr)
         inside = b.op("le", b.add(left, nr), end)
-        digit = self._apart(b, left, side.copied_extents)[-1]
-        return b.logical_and(inside, b.op("le", b.add(digit, nr), b.index(side.copied_extents[-1])))
+        digits = self._apart(b, left, side.copied_extents)
+        together = b.logical_and(inside, b.op("le", b.add(digits[-1], nr), b.index(side.copied_extents[-1])))
+        if not self.frame:
+            return together
+        columns = dict(zip(side.copied, digits, strict=True))
+        return b.logical_and(together, is_inside(b, self.found, self.frame, columns, side.copied[-1], self.matrix.nr))
 
     def _reader(self, b: Builder, env: dict[Value, Value], left: Value) -> Callable[[Builder, Value], Value]:
         """`read(builder, k)` gives a row of the panel from column `left` on."""
@@ -214,7 +215,7 @@ class PanelCopies(LoopLowering):
         return memory.strides[-1] == ONE and self.found.access(self.b.factor)[-1].factor(self.b.copied[-1]) != ZERO
 
     def _mask_columns(
-        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
     ) -> list[Value]:
         """Copy columns first..end to place `panel`, row by row of the array: what a row has of them is a vector or two, whose lanes are masked behind its end.
         Columns behind the last are zero."""
@@ -237,12 +238,23 @@ class PanelCopies(LoopLowering):
                 index = self.index_tile(inner, place, 1, self.lanes)
                 mask, across = inner.op("lt", index, inner.like(high, index)), self.index_tile(inner, inner.add(shift, place), 1, self.lanes)
 
-                def by_k(deep: Builder, k: Value) -> list[Value]:
-                    step = deep.op("load", self.places, deep.index(0), k)
-                    indices = [deep.add(deep.sub(v, origin[p]), step) if p in self.placed else v for p, v in enumerate(here)]
+                def each(deep: Builder, k: Value, terms: dict[Value, Value]) -> None:
+                    steps = {p: deep.op("load", self.places, deep.index(n), k) for n, p in enumerate(self.placed)}
+                    indices = [deep.add(deep.sub(v, origin[p]), steps[p]) if p in steps else v for p, v in enumerate(here)]
                     indices[-1] = self._columns_from(deep, indices[-1], self.lanes)
-                    value = deep.op("load", load.operands[0], *indices, mask, masked=True)
-                    return list(deep.multi("store", self.columns, panel, k, across, value, mask, masked=True))
+                    counts = mask
+                    if self.frame:
+                        counts = deep.logical_and(mask, self._inside(deep, {**env, **dict(zip(side.copied, digits, strict=False)), side.copied[-1]: index, **terms}))
+                    value = deep.op("load", load.operands[0], *indices, counts, masked=True)
+                    deep.multi("store", self.columns, panel, k, across, value, mask, masked=True)
+
+                if self.frame:
+                    self._k_loop(inner, start, count, each)
+                    return []
+
+                def by_k(deep: Builder, k: Value) -> list[Value]:
+                    each(deep, k, {})
+                    return []
 
                 inner.for_(zero, count, one, [], by_k, name="k")
                 return []
@@ -251,6 +263,13 @@ class PanelCopies(LoopLowering):
 
         self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
         return []
+
+    def _inside(self, b: Builder, env: dict[Value, Value]) -> Value:
+        """Which columns of a vector count, by the guard of the second factor."""
+        guard, local = self.b.factor.guard, dict(env)
+        assert guard is not None
+        self.ops(b, needed_ops(self.found, [guard]) or (), local, [])
+        return self.widen(b, local[guard], (1, self.lanes))
 
     # -- few rows: columns are used too seldom to be copied -----------------------------------------------------
 
@@ -475,11 +494,13 @@ class PanelCopies(LoopLowering):
         """Copy columns first..end, row by row of the array where they cross the end of one."""
         s, side = self.matrix, self.b
         zero, one = b.index(0), b.index(1)
+        if self.frame:
+            return self._mask_columns(b, env, first, end, panel, start, count)
         if self._masks_columns():
             # Rows of a few columns are as many loops as elements.
             b.if_(
                 b.op("ge", b.index(side.copied_extents[-1]), b.index(FEWEST_LANES)),
-                lambda inner: self._mask_columns(inner, env, first, end, panel, count),
+                lambda inner: self._mask_columns(inner, env, first, end, panel, start, count),
                 lambda inner: self._gather_columns(inner, env, first, end, panel, count),
             )
             return []

@@ -442,7 +442,7 @@ class PanelLowering(PanelResults):
         s, zero = self.matrix, b.index(0)
         rows, width = rows or s.mr, width or s.nr
         across = self.index_tile(b, zero, 1, width)
-        read = self._reader(b, env, panel) if direct else None
+        read = self._reader(b, env, panel, count) if direct else None
         nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, width))
 
         def ahead(inner: Builder) -> list[Value]:

@@ -151,21 +151,31 @@ class PanelCopies(LoopLowering):
         columns = dict(zip(side.copied, digits, strict=True))
         return b.logical_and(together, is_inside(b, self.found, self.frame, columns, side.copied[-1], self.matrix.nr))
 
-    def _reader(self, b: Builder, env: dict[Value, Value], left: Value) -> Callable[[Builder, Value], Value]:
-        """`read(builder, k)` gives a row of the panel from column `left` on."""
+    def _reader(self, b: Builder, env: dict[Value, Value], left: Value, count: Value) -> Callable[[Builder, Value], Value]:
+        """`read(builder, k)` gives a row of the panel from column `left` on, of `count` rows."""
         side, load = self.b, self.b.factor.load
         assert load is not None
         digits = dict(zip(side.copied, self._apart(b, left, side.copied_extents), strict=True))
         here, origin = self._load_indices(b, env, {}, digits), self._load_indices(b, env, {}, {})
         along = next(p for p, form in enumerate(self.found.access(side.factor)) if form.factor(side.copied[-1]) != ZERO)
 
-        def read(at: Builder, k: Value) -> Value:
+        def row(at: Builder, k: Value) -> list[Value]:
             indices: list[Value] = []
             for position, (index, first) in enumerate(zip(here, origin, strict=True)):
                 if position in self.placed:
                     place = at.op("load", self.places, at.index(self.placed.index(position)), k)
                     index = at.add(at.sub(index, first), place)
                 indices.append(index)
+            return indices
+
+        def read(at: Builder, k: Value) -> Value:
+            if self.frame:
+                # Rows of the array itself lie further apart than those of a copy: more of them than hardware follows.
+                ahead = row(at, at.op("min", at.add(k, at.index(STEPS_AHEAD)), at.sub(count, at.index(1))))
+                reach = self.matrix.nr * column_step(self.found, side.copied[-1], self.target)
+                for column in range(0, reach, LINE // self.dtype.itemsize):
+                    at.multi("prefetch", load.operands[0], *ahead[:along], at.add(ahead[along], at.index(column)), *ahead[along + 1 :])
+            indices = row(at, k)
             indices[along] = self._columns_from(at, indices[along], self.matrix.nr)
             return at.op("load", load.operands[0], *indices)
 
@@ -480,7 +490,7 @@ class PanelCopies(LoopLowering):
 
     def _copy_run(self, b: Builder, env: dict[Value, Value], first: Value, panel: Value, count: Value) -> list[Value]:
         """Copy columns that lie side by side from `first` on."""
-        read, across = self._reader(b, env, first), self.index_tile(b, b.index(0), 1, self.matrix.nr)
+        read, across = self._reader(b, env, first, count), self.index_tile(b, b.index(0), 1, self.matrix.nr)
 
         def by_k(inner: Builder, k: Value) -> list[Value]:
             return list(inner.multi("store", self.columns, panel, k, across, read(inner, k)))

@@ -112,7 +112,7 @@ def check(kernel: Callable[..., Any], x: Axes, w: Axes, s: Axes, p: Axes, d: Axe
 @pytest.mark.parametrize(("s", "p", "d", "taps"), [(2, 7, 2, 8), (1, 5, 1, 6), (3, 13, 3, 6), (4, 2, 2, 3)])
 def test_along_one_axis(s: int, p: int, d: int, taps: int) -> None:
     kernel = along(s, p, d)
-    for n, c, f, length in ((3, 5, 13, 61), (1, 50, 17, 40), (10, 90, 9, 33), (2, 1, 33, d * (taps - 1) + 1)):
+    for n, c, f, length in ((3, 5, 13, 61), (1, 50, 17, 40), (10, 90, 9, 33), (2, 1, 33, d * (taps - 1) + 1), (2, 103, 8, 515), (1, 3, 1, 1031)):
         check(kernel, (n, c, length), (f, c, taps), (s,), (p,), (d,))
 
 
@@ -161,6 +161,37 @@ def test_every_stage_stays_inside_its_arrays(target: str, s: Axes, p: Axes, d: i
     want = exact(x, w, s, p, (d, d))
     for stage in (stages.loop, stages.tile, stages.thread):
         np.testing.assert_allclose(run_program(stage, {"x": x, "w": w})["out"], want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("s", "p", "d", "taps"), [(1, 2, 1, 3), (2, 3, 3, 2), (3, 0, 2, 4), (4, 5, 1, 2)])
+def test_rows_that_are_read_past_their_ends_stay_inside_their_arrays(s: int, p: int, d: int, taps: int) -> None:
+    rng = np.random.default_rng(7)
+    x, w = rng.standard_normal((2, 3, 75 * s)).astype(np.float32), rng.standard_normal((5, 3, taps)).astype(np.float32)
+    stages = along(s, p, d).stages(x, w, target="x86-64-avx512").stages  # type: ignore[attr-defined]
+    want = exact(x, w, (s,), (p,), (d,))
+    for stage in (stages.loop, stages.tile, stages.thread):
+        np.testing.assert_allclose(run_program(stage, {"x": x, "w": w})["out"], want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("target", "s", "frames"), [("x86-64-avx512", 1, 0), ("x86-64-avx512", 3, 0), ("x86-64-avx512", 4, 1), ("x86-64-avx2", 1, 1), ("aarch64-neon", 2, 1)])
+def test_rows_get_no_frame_where_vectors_are_read_under_masks(target: str, s: int, frames: int) -> None:
+    x, w = np.zeros((3, 9, 97), np.float32), np.zeros((7, 9, 3), np.float32)
+    stages = along(s, 2, 1).stages(x, w, target=target).stages  # type: ignore[attr-defined]
+    assert len(stages.loop.scratch) == frames
+
+
+@pytest.mark.parametrize("s", [1, 2, 3])
+def test_rows_that_lie_apart_and_numbers_that_are_none(s: int) -> None:
+    rng = np.random.default_rng(s)
+    wide, w = rng.standard_normal((3, 131, 5, 2)).astype(np.float32), rng.standard_normal((20, 5, 4)).astype(np.float32)
+    wide[1, 64, 2, 1], wide[2, 0, 0, 1], wide[0, 130, 4, 1] = np.nan, np.inf, -np.inf
+    x = wide[..., 1].transpose(0, 2, 1)
+    for image in (x, np.ascontiguousarray(x), x[:, ::-1, ::-1]):
+        with np.errstate(invalid="ignore"):
+            want = exact(image, w, (s,), (5,), (2,))
+        found = along(s, 5, 2)(image, w)
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(want))
+        np.testing.assert_allclose(found, want, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from tilewright.analysis import ranges
 from tilewright.analysis.affine import Forms, analyse, gap, lowest
+from tilewright.analysis.contraction import find_contraction
 from tilewright.analysis.guard_safety import is_safe_without
 from tilewright.base.affine import AffineForm
 from tilewright.base.record import record
@@ -29,6 +30,7 @@ from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.schedules.matrix import CpuPanels
 from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.to_tile.panels.frames import frame_of
 
 
 @record
@@ -96,6 +98,9 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
         if schedule is None and _stays_inside(call.kernel, window):  # products copy columns by their places in the copy
             calls.append(replace(call, kernel=_without_guard(call.kernel, window, memory)))
             continue
+        if isinstance(schedule, CpuPanels) and schedule.keep == "a" and _reads_rows(call.kernel, window, target):
+            calls.append(call)
+            continue
         window = replace(window, contracts=schedule is not None)
         if isinstance(schedule, CpuPanels) and schedule.keep == "a":
             window = _joined(call.kernel, window)
@@ -110,6 +115,14 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
         params = tuple(p for p in call.kernel.params if p in used)
         calls.append(KernelCall(replace(kernel, params=(*params, padded)), (*(names[p] for p in params), padded.name), call.loops))
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(kept)
+
+
+def _reads_rows(kernel: Kernel, window: _Window, target: Target) -> bool:
+    """Whether a contraction reads the array where it lies: nothing but the ends of its rows is outside, so most vectors of columns are inside."""
+    memory = window.load.operands[0].type
+    assert isinstance(memory, Tensor)
+    found = find_contraction(kernel)
+    return found is not None and not window.phased and window.size[:-1] == memory.shape[:-1] and bool(frame_of(found, target))
 
 
 def _stays_inside(kernel: Kernel, window: _Window) -> bool:

@@ -39,6 +39,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value
 from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
+from tilewright.passes.to_tile.panels.frames import frame_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
 from tilewright.passes.to_tile.panels.shares import blocks_across, blocks_down, multiple_down
@@ -81,6 +82,7 @@ class PanelLowering(PanelResults):
         """Tiles of sums of one product that a block keeps."""
         self.terms: tuple[Value, Value] | None = None
         """Which terms of a stretch the next tile of sums has; None: all."""
+        self.frame = frame_of(found, target) if schedule.keep == "a" and schedule.to_tile == "lower_contraction_cpu" else ()
         self.placed = self._placed()
         self.direct = self._direct()
         self.few = self._few_panels() if self._reads_in_place() else 0
@@ -428,7 +430,7 @@ class PanelLowering(PanelResults):
         s, zero = self.matrix, b.index(0)
         rows, width = rows or s.mr, width or s.nr
         across = self.index_tile(b, zero, 1, width)
-        read = self._reader(b, env, panel) if direct else None
+        read = self._reader(b, env, panel, count) if direct else None
         nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, width))
 
         def ahead(inner: Builder) -> list[Value]:

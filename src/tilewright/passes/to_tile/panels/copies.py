@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.analysis.affine import Affine
 from tilewright.analysis.contraction import Contraction
 from tilewright.base.dtypes import DType, i64
-from tilewright.base.sizes import ONE, Size, mod, product
+from tilewright.base.sizes import ONE, ZERO, Size, mod, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedules.matrix import CpuProduct
 from tilewright.passes.to_tile.lower_loops import LoopLowering
+from tilewright.passes.to_tile.panels.frames import column_step, is_inside
 from tilewright.passes.to_tile.panels.sides import Side, needed_ops
 from tilewright.passes.windows.sum_ranges import sum_bounds
 
@@ -55,6 +57,8 @@ class PanelCopies(LoopLowering):
     k_indices: tuple[Value, ...]
     placed: tuple[int, ...]
     """Which indices of the second factor's load change along the sum, where the places of its steps are written down."""
+    frame: tuple[Affine, ...]
+    """What is at least 0 where an element of the second factor counts, where that is tested as columns are read."""
     direct: bool
     """Whether panels of the second factor that lie side by side are read without a copy."""
     rows: Value
@@ -84,7 +88,7 @@ class PanelCopies(LoopLowering):
     def _placed(self) -> tuple[int, ...]:
         """A factor that is copied panel by panel, each for a few tiles only, is read by places: where a step of the sum is, plus where a column is."""
         side, load = self.b, self.b.factor.load
-        if self.matrix.keep != "a" or load is None or side.factor.guard is not None:
+        if self.matrix.keep != "a" or load is None or (side.factor.guard is not None and not self.frame):
             return ()
         if dtype_of(load.operands[0].type) is not self.dtype or side.factor.value is not load.result:
             return ()
@@ -97,9 +101,20 @@ class PanelCopies(LoopLowering):
         return tuple(p for p, form in enumerate(forms) if any(k in form.values for k in self.k_indices))
 
     def _direct(self) -> bool:
-        """It needs no copy where its columns lie side by side as they are."""
-        own = [form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor)] if self.placed else []
-        return self.b.along_side and sorted(map(str, own)) == [*["0"] * (len(own) - 1), "1"]
+        """It needs no copy where its columns lie side by side as they are, or, where a CPU has permutations of any lanes, a few elements apart."""
+        if not self.placed or not (self.b.along_side or self.target.has_lane_masks):
+            return False
+        steps = [form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor)]
+        plain = self.b.along_side and [step for step in steps if step != ZERO] == [ONE]
+        return plain or column_step(self.found, self.b.copied[-1], self.target) > 1
+
+    def _columns_from(self, b: Builder, first: Value, width: int) -> Value:
+        """The last index of a load of `width` columns, of which the first is at `first`."""
+        step = next(form.factor(self.b.copied[-1]) for form in self.found.access(self.b.factor) if form.factor(self.b.copied[-1]) != ZERO)
+        if step == ONE:
+            return self.index_tile(b, first, 1, width)
+        places = self.index_tile(b, b.index(0), 1, width)
+        return b.add(b.like(first, places), b.mul(places, b.like(b.index(step), places)))
 
     def _notes_places(self) -> bool:
         """Whether places of steps are used: by reads without a copy, and by copies where an element's place is one sum. More of them are a product each."""
@@ -126,28 +141,42 @@ class PanelCopies(LoopLowering):
         self._k_loop(b, start, count, each)
 
     def _in_one_run(self, b: Builder, left: Value, end: Value) -> Value:
-        """Whether the panel from column `left` on lies side by side."""
+        """Whether the panel from column `left` on lies side by side, and wholly inside of what it is read from."""
         side, nr = self.b, b.index(self.matrix.nr)
         inside = b.op("le", b.add(left, nr), end)
-        digit = self._apart(b, left, side.copied_extents)[-1]
-        return b.logical_and(inside, b.op("le", b.add(digit, nr), b.index(side.copied_extents[-1])))
+        digits = self._apart(b, left, side.copied_extents)
+        together = b.logical_and(inside, b.op("le", b.add(digits[-1], nr), b.index(side.copied_extents[-1])))
+        if not self.frame:
+            return together
+        columns = dict(zip(side.copied, digits, strict=True))
+        return b.logical_and(together, is_inside(b, self.found, self.frame, columns, side.copied[-1], self.matrix.nr))
 
-    def _reader(self, b: Builder, env: dict[Value, Value], left: Value) -> Callable[[Builder, Value], Value]:
-        """`read(builder, k)` gives a row of the panel from column `left` on."""
+    def _reader(self, b: Builder, env: dict[Value, Value], left: Value, count: Value) -> Callable[[Builder, Value], Value]:
+        """`read(builder, k)` gives a row of the panel from column `left` on, of `count` rows."""
         side, load = self.b, self.b.factor.load
         assert load is not None
         digits = dict(zip(side.copied, self._apart(b, left, side.copied_extents), strict=True))
         here, origin = self._load_indices(b, env, {}, digits), self._load_indices(b, env, {}, {})
-        along = next(p for p, form in enumerate(self.found.access(side.factor)) if form.factor(side.copied[-1]) == ONE)
+        along = next(p for p, form in enumerate(self.found.access(side.factor)) if form.factor(side.copied[-1]) != ZERO)
 
-        def read(at: Builder, k: Value) -> Value:
+        def row(at: Builder, k: Value) -> list[Value]:
             indices: list[Value] = []
             for position, (index, first) in enumerate(zip(here, origin, strict=True)):
                 if position in self.placed:
                     place = at.op("load", self.places, at.index(self.placed.index(position)), k)
                     index = at.add(at.sub(index, first), place)
                 indices.append(index)
-            indices[along] = self.index_tile(at, indices[along], 1, self.matrix.nr)
+            return indices
+
+        def read(at: Builder, k: Value) -> Value:
+            if self.frame:
+                # Rows of the array itself lie further apart than those of a copy: more of them than hardware follows.
+                ahead = row(at, at.op("min", at.add(k, at.index(STEPS_AHEAD)), at.sub(count, at.index(1))))
+                reach = self.matrix.nr * column_step(self.found, side.copied[-1], self.target)
+                for column in range(0, reach, LINE // self.dtype.itemsize):
+                    at.multi("prefetch", load.operands[0], *ahead[:along], at.add(ahead[along], at.index(column)), *ahead[along + 1 :])
+            indices = row(at, k)
+            indices[along] = self._columns_from(at, indices[along], self.matrix.nr)
             return at.op("load", load.operands[0], *indices)
 
         return read
@@ -193,10 +222,10 @@ class PanelCopies(LoopLowering):
             return False
         memory = load.operands[0].type
         assert isinstance(memory, Tensor)
-        return memory.strides[-1] == ONE and self.found.access(self.b.factor)[-1].factor(self.b.copied[-1]) == ONE
+        return memory.strides[-1] == ONE and self.found.access(self.b.factor)[-1].factor(self.b.copied[-1]) != ZERO
 
     def _mask_columns(
-        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
     ) -> list[Value]:
         """Copy columns first..end to place `panel`, row by row of the array: what a row has of them is a vector or two, whose lanes are masked behind its end.
         Columns behind the last are zero."""
@@ -219,12 +248,23 @@ class PanelCopies(LoopLowering):
                 index = self.index_tile(inner, place, 1, self.lanes)
                 mask, across = inner.op("lt", index, inner.like(high, index)), self.index_tile(inner, inner.add(shift, place), 1, self.lanes)
 
+                def each(deep: Builder, k: Value, terms: dict[Value, Value]) -> None:
+                    steps = {p: deep.op("load", self.places, deep.index(n), k) for n, p in enumerate(self.placed)}
+                    indices = [deep.add(deep.sub(v, origin[p]), steps[p]) if p in steps else v for p, v in enumerate(here)]
+                    indices[-1] = self._columns_from(deep, indices[-1], self.lanes)
+                    counts = mask
+                    if self.frame:
+                        counts = deep.logical_and(mask, self._inside(deep, {**env, **dict(zip(side.copied, digits, strict=False)), side.copied[-1]: index, **terms}))
+                    value = deep.op("load", load.operands[0], *indices, counts, masked=True)
+                    deep.multi("store", self.columns, panel, k, across, value, mask, masked=True)
+
+                if self.frame:
+                    self._k_loop(inner, start, count, each)
+                    return []
+
                 def by_k(deep: Builder, k: Value) -> list[Value]:
-                    step = deep.op("load", self.places, deep.index(0), k)
-                    indices = [deep.add(deep.sub(v, origin[p]), step) if p in self.placed else v for p, v in enumerate(here)]
-                    indices[-1] = self.index_tile(deep, indices[-1], 1, self.lanes)
-                    value = deep.op("load", load.operands[0], *indices, mask, masked=True)
-                    return list(deep.multi("store", self.columns, panel, k, across, value, mask, masked=True))
+                    each(deep, k, {})
+                    return []
 
                 inner.for_(zero, count, one, [], by_k, name="k")
                 return []
@@ -233,6 +273,13 @@ class PanelCopies(LoopLowering):
 
         self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
         return []
+
+    def _inside(self, b: Builder, env: dict[Value, Value]) -> Value:
+        """Which columns of a vector count, by the guard of the second factor."""
+        guard, local = self.b.factor.guard, dict(env)
+        assert guard is not None
+        self.ops(b, needed_ops(self.found, [guard]) or (), local, [])
+        return self.widen(b, local[guard], (1, self.lanes))
 
     # -- few rows: columns are used too seldom to be copied -----------------------------------------------------
 
@@ -443,7 +490,7 @@ class PanelCopies(LoopLowering):
 
     def _copy_run(self, b: Builder, env: dict[Value, Value], first: Value, panel: Value, count: Value) -> list[Value]:
         """Copy columns that lie side by side from `first` on."""
-        read, across = self._reader(b, env, first), self.index_tile(b, b.index(0), 1, self.matrix.nr)
+        read, across = self._reader(b, env, first, count), self.index_tile(b, b.index(0), 1, self.matrix.nr)
 
         def by_k(inner: Builder, k: Value) -> list[Value]:
             return list(inner.multi("store", self.columns, panel, k, across, read(inner, k)))
@@ -457,11 +504,13 @@ class PanelCopies(LoopLowering):
         """Copy columns first..end, row by row of the array where they cross the end of one."""
         s, side = self.matrix, self.b
         zero, one = b.index(0), b.index(1)
+        if self.frame:
+            return self._mask_columns(b, env, first, end, panel, start, count)
         if self._masks_columns():
             # Rows of a few columns are as many loops as elements.
             b.if_(
                 b.op("ge", b.index(side.copied_extents[-1]), b.index(FEWEST_LANES)),
-                lambda inner: self._mask_columns(inner, env, first, end, panel, count),
+                lambda inner: self._mask_columns(inner, env, first, end, panel, start, count),
                 lambda inner: self._gather_columns(inner, env, first, end, panel, count),
             )
             return []

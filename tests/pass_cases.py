@@ -270,6 +270,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_mma"): stages(product, "sm_80", SQUARE, SQUARE),
     ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
+    ("thread", "fetch_results"): stages(scale, "x86-64-avx512", numbers(8, 64), numbers(64)),
     ("thread", "interleave"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("thread", "choose_values"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("thread", "short_remainders"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),

@@ -358,6 +358,8 @@ class CacheCosts:
     """Results of one unit of work where each is a reduction across rows."""
     square: int = 512
     """Bytes of a side of the squares in which memory is read across its rows."""
+    results_ahead: int = 1024
+    """Bytes between what a loop writes and the lines of results that it asks for."""
     short_row: int = 15
     """How long rows are at most, for vectors to lie across them."""
     paired: int = 512

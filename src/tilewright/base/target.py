@@ -125,6 +125,11 @@ class Target:
         return self.is_host and self.name in ("x86-64-avx512", "x86-64-amx")
 
     @property
+    def fetches_results(self) -> bool:
+        """Whether a CPU writes memory faster where a loop asks for lines that it will write to: a processor by itself asks for those it reads."""
+        return self.is_host and self.name == "x86-64-avx512"
+
+    @property
     def ballot_bits(self) -> int:
         """Bits of the word that holds one bit for each lane of a warp."""
         return max(32, self.simt_warp)

@@ -323,6 +323,8 @@ def _prefetch(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     size = attrs.get("bytes", 0)
     if not isinstance(size, int) or size < 0 or size % 16:
         raise _fail("fetches a multiple of 16 bytes")
+    if attrs.get("write") not in (None, True):
+        raise _fail("is to be written to, or says nothing of it")
     return ()
 
 
@@ -571,7 +573,7 @@ _define("accumulate", "`accumulate %t, %i, %j, %v {kind}`: the element there bec
         "`alone`: only one thread has to do with the elements; `shared`, on a GPU: the most elements that blocks first combine in shared memory.", _accumulate, "loop tile", "write", "memory")  # fmt: skip
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
-_define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside. `bytes`: so many from there on, by the copy "
+_define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside. `write`: it will be written. `bytes`: so many from there on, by the copy "
         "engine; those must lie inside.", _prefetch,
         "tile thread", "sync", "memory")  # fmt: skip
 _define("report", "`report %failure, %index, %extent {site}`: an access lies outside its array. The first to say so leaves its site, index and extent "

@@ -62,6 +62,7 @@ exact_functions = late("late.exact_functions", "exact_functions")
 expand_casts = late("late.expand_casts", "expand_casts")
 expand_math = late("late.expand_math", "expand_math")
 expand_random = late("late.expand_random", "expand_random")
+fetch_results = late("late.fetch_results", "fetch_results")
 fetch_rows = late("late.fetch_rows", "fetch_rows")
 flat_accesses = late("late.flat_accesses", "flat_accesses")
 indices_to_i32 = late("late.indices_to_i32", "indices_to_i32")
@@ -538,6 +539,10 @@ INTERLEAVE = Pass(
     "CPU: vectors that take every second element, or third or fourth, and lie in between each other are read and written as whole ones.", takes=TARGET,
     needs="pack extract",
 )  # fmt: skip
+FETCH_RESULTS = Pass(
+    "fetch_results", "thread", "thread", fetch_results,
+    "CPUs with AVX-512: loops that write whole vectors one after the other ask for lines that they will write to.", takes=TARGET, needs="for",
+)  # fmt: skip
 FETCH_ROWS = Pass(
     "fetch_rows", "thread", "thread", fetch_rows,
     "The first rows of a product are asked for before the kernel launched before has ended.", takes=("schedule",),
@@ -846,6 +851,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(CHOOSE_VALUES, "After simplify, which makes equal places the same value.", ON_CPU),
         Step(SHORT_REMAINDERS, "Before simplify's last turn.", ON_CPU),
         Step(INTERLEAVE, "After simplify, which makes equal places the same value.", ON_CPU),
+        Step(FETCH_RESULTS, "After interleave, whose stores are whole vectors.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
         Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
         Step(FUSE_MULTIPLY_ADD, "What unpacks is written by the lowering.", BRINGS_PACKED),

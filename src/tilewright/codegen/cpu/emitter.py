@@ -61,7 +61,7 @@ class CpuDialect:
             return [self.block]
         if op.opcode == "prefetch":
             where = writer.element_pointer(op.operands[0], operands[1:])
-            writer.call("void", "llvm.prefetch.p0", ("ptr", where), ("i32", "0"), ("i32", "3"), ("i32", "1"))
+            writer.call("void", "llvm.prefetch.p0", ("ptr", where), ("i32", "1" if op.attrs.get("write") else "0"), ("i32", "3"), ("i32", "1"))
             return []
         if op.opcode == "ldexp":
             from tilewright.codegen.cpu import avx512

@@ -41,7 +41,7 @@ from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
-from tilewright.passes.to_tile.panels.sides import join_rows, join_terms
+from tilewright.passes.to_tile.panels.sides import join_columns, join_rows, join_terms
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
 FEW_PANELS, FEWEST_PANELS = 8, 1
@@ -66,14 +66,19 @@ def lower_contraction_cpu(kernel: Kernel, schedule: CpuProduct, target: Target) 
     if joined is not kernel:
         kernel, found = joined, find_contraction(joined)
         assert found is not None
-    return PanelLowering(kernel, found, schedule, target).run_contraction()
+    joined = join_columns(kernel, found) if target.has_lane_masks and schedule.keep == "a" else kernel
+    gaps = joined is kernel  # an array whose rows follow one another has nothing behind the last
+    if not gaps:
+        kernel, found = joined, find_contraction(joined)
+        assert found is not None
+    return PanelLowering(kernel, found, schedule, target, gaps).run_contraction()
 
 
 class PanelLowering(PanelResults):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
-    def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target) -> None:
-        super().__init__(kernel, found, schedule, target)
+    def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target, gaps: bool = True) -> None:
+        super().__init__(kernel, found, schedule, target, gaps)
         self.step = 1
         """Stretches of the sum are multiples of this."""
         self.tiles = 1

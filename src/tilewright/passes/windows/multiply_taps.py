@@ -38,7 +38,7 @@ MOST_TERMS = 64
 _PRODUCT, _COPIED, _APART = 1.6, 2.0, 3.0
 """Nanoseconds: to write and add up a product, to copy an element of the image to a panel, and to write a result that is apart from others of its phase rather than beside
 them. Measured on a core with vectors of 16 bytes."""
-_MASKED_COPIED, _MASKED_APART = 0.3, 1.6
+_MASKED_COPIED, _MASKED_APART = 0.45, 1.6
 """The last two where images have several axes, and a CPU copies what several short rows have of a vector at once."""
 TYPICAL = 32
 """Channels or filters where their number is not known: code is made for small numbers only."""

@@ -232,3 +232,27 @@ def test_one_index_for_two_axes(size: Axes) -> None:
     np.testing.assert_allclose(diagonals(x, w), want, rtol=0, atol=1e-4)
     stages = diagonals.stages(x, w, target="x86-64-avx2").stages
     np.testing.assert_allclose(run_program(stages.tile, {"x": x, "w": w})["out"], want, rtol=0, atol=1e-4)
+
+
+@tw.kernel
+def every_second_pixel(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, height, width, channels = x.shape
+    filters, _ = w.shape
+    out = tw.empty((n, (height - 1) // 2 + 1, (width - 1) // 2 + 1, filters), x.dtype)
+    for b, i, j, o in tw.grid(n, (height - 1) // 2 + 1, (width - 1) // 2 + 1, filters):
+        total = x.dtype(0)
+        for c in range(channels):
+            y = i * 2
+            z = j * 2
+            if 0 <= y < height and 0 <= z < width:
+                total += x[b, y, z, c] * w[o, c]
+        out[b, i, j, o] = total
+    return out
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 8), (12, 31)])
+def test_pixels_that_are_rows_get_no_frame_where_none_is_outside(size: Axes) -> None:
+    rng = np.random.default_rng(3)
+    x, w = rng.standard_normal((3, *size, 11)).astype(np.float32), rng.standard_normal((18, 11)).astype(np.float32)
+    np.testing.assert_allclose(every_second_pixel(x, w), x[:, ::2, ::2].astype(np.float64) @ w.T, rtol=0, atol=1e-4)
+    assert not every_second_pixel.stages(x, w, target="x86-64-avx512").stages.loop.scratch

@@ -95,7 +95,9 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
             calls.append(call)
             continue
         memory = window.load.operands[0]
-        if schedule is None and _stays_inside(call.kernel, window):  # products copy columns by their places in the copy
+        # Where pixels are columns, products copy them by their places in the copy.
+        are_rows = target.has_lane_masks and isinstance(schedule, CpuPanels) and schedule.keep == "b"
+        if (schedule is None or are_rows) and _stays_inside(call.kernel, window):
             calls.append(replace(call, kernel=_without_guard(call.kernel, window, memory)))
             continue
         if isinstance(schedule, CpuPanels) and schedule.keep == "a" and _reads_rows(call.kernel, window, target):

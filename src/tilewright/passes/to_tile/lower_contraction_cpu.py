@@ -43,7 +43,7 @@ from tilewright.passes.to_tile.panels.frames import frame_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
 from tilewright.passes.to_tile.panels.shares import blocks_across, blocks_down, multiple_down
-from tilewright.passes.to_tile.panels.sides import join_rows, join_terms
+from tilewright.passes.to_tile.panels.sides import join_columns, join_rows, join_terms
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
 FEW_PANELS, FEWEST_PANELS = 8, 1
@@ -68,14 +68,19 @@ def lower_contraction_cpu(kernel: Kernel, schedule: CpuProduct, target: Target) 
     if joined is not kernel:
         kernel, found = joined, find_contraction(joined)
         assert found is not None
-    return PanelLowering(kernel, found, schedule, target).run_contraction()
+    joined = join_columns(kernel, found) if target.has_lane_masks and schedule.keep == "a" else kernel
+    gaps = joined is kernel  # an array whose rows follow one another has nothing behind the last
+    if not gaps:
+        kernel, found = joined, find_contraction(joined)
+        assert found is not None
+    return PanelLowering(kernel, found, schedule, target, gaps).run_contraction()
 
 
 class PanelLowering(PanelResults):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
-    def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target) -> None:
-        super().__init__(kernel, found, schedule, target)
+    def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target, gaps: bool = True) -> None:
+        super().__init__(kernel, found, schedule, target, gaps)
         self.step = 1
         """Stretches of the sum are multiples of this."""
         self.tiles = 1
@@ -358,7 +363,7 @@ class PanelLowering(PanelResults):
     ) -> None:  # fmt: skip
         """Add a stretch of the sum to the tile of sums at `where`; after the last one, do the rest of the kernel on it. `direct`: the second
         factor is read where it lies, from column `panels[1]` on."""
-        s, half = self.matrix, self._half_rows()
+        s = self.matrix
         self.terms = self._terms(b, stretch, down[0], across[0])
 
         def whole(at: Builder) -> list[Value]:
@@ -386,9 +391,7 @@ class PanelLowering(PanelResults):
             return list(at.if_(fits, lambda deep: any_width(deep, rows, widths), lambda deep: any_height(deep, higher)))
 
         widths = self._narrow_widths()
-        # Rows of which each column takes an addition of lanes are not computed in vain where there are few.
-        fewer = [half // 2] if self.few and self.target.vector_bytes == LINE else []
-        (left,) = any_height(b, [*fewer, *([half] if half else []), s.mr])
+        (left,) = any_height(b, self._heights())
         b.if_(left, lambda end: self._finish(end, env, where, down, across), lambda end: [])
 
     def _few_panels(self) -> int:
@@ -397,6 +400,16 @@ class PanelLowering(PanelResults):
     def _half_rows(self) -> int:
         """Rows of a tile at the lower edge that has no more than half of them, and is computed as one of half the height; 0: all tiles are alike."""
         return self.matrix.mr // 2
+
+    def _heights(self) -> list[int]:
+        """Rows of a tile: of those at the lower edge, and of all others."""
+        half, rows = self._half_rows(), self.matrix.mr
+        if self.target.vector_bytes != LINE or not half:
+            return [half, rows] if half else [rows]
+        # Rows of which each column takes an addition of lanes are not computed in vain where there are few. Filters are few, too: up to half a tile of them in vain
+        # is much of a convolution.
+        quarters = [half // 2, half, 3 * rows // 4] if self.matrix.keep == "a" else [half // 2, half] if self.few else [half]
+        return [*quarters, rows]
 
     def _narrow_widths(self) -> tuple[int, ...]:
         """Widths of tiles at the right edge that have fewer registers along a row: where the second factor is kept its columns may be as few as filters are."""

@@ -38,6 +38,8 @@ MOST_TERMS = 64
 _PRODUCT, _COPIED, _APART = 1.6, 2.0, 3.0
 """Nanoseconds: to write and add up a product, to copy an element of the image to a panel, and to write a result that is apart from others of its phase rather than beside
 them. Measured on a core with vectors of 16 bytes."""
+_MASKED_COPIED, _MASKED_APART = 0.45, 1.6
+"""The last two where images have several axes, and a CPU copies what several short rows have of a vector at once."""
 TYPICAL = 32
 """Channels or filters where their number is not known: code is made for small numbers only."""
 
@@ -50,7 +52,7 @@ def multiply_taps(program: Program, target: Target | None, sizes: Mapping[str, i
     scratch, loops = list(program.scratch), list(program.loops)
     for call in program.calls:
         found = None if call.varies or call.loops or is_watched(call.kernel) else find_taps(call.kernel)
-        if found is None or not found.pays(sizes):
+        if found is None or not found.pays(sizes, target):
             calls.append(call)
             continue
         arrays = (found.copy(len(scratch)), found.products(len(scratch)))
@@ -203,13 +205,15 @@ class Taps:
 
     # -- what it costs --------------------------------------------------------------------------------------------------------------
 
-    def pays(self, sizes: Mapping[str, int]) -> bool:
+    def pays(self, sizes: Mapping[str, int], target: Target) -> bool:
         """Whether to write and add up products takes less time than to copy the image for each tap, and to write results one by one."""
         taps, results = prod(axis.taps for axis in self.axes), prod(axis.steps for axis in self.axes)
         forms = analyse(self.kernel)
         depth = prod(_known(forms[self.flat.extents[n]].constant, sizes) for n in self.channels)
         rows = prod(_known(self.extent(n), sizes) for n in self.others)
-        return _PRODUCT * taps * rows < _COPIED * taps * depth + _APART * rows * results
+        masked = target.has_lane_masks and len(self.axes) > 1
+        copied, apart = (_MASKED_COPIED, _MASKED_APART) if masked else (_COPIED, _APART)
+        return _PRODUCT * taps * rows < copied * taps * depth + apart * rows * results
 
     # -- arrays ---------------------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,10 @@ TURNED_TOGETHER = 4
 """Lanes of a vector up to which as many columns that lie along the sum are copied side by side, each element by a store of its own."""
 FEWEST_LANES = 4
 """Columns of a row from which on they are copied as a vector with a mask."""
+PLACES_AHEAD = 32
+"""Steps of a sum from when a line of several rows is fetched to its copy."""
+ROWS_MERGED = (2, 3)
+"""Rows of the array that a vector of columns is merged of: their addresses and masks have room in registers."""
 COLUMNS_TOGETHER = 12
 """Columns that lie apart and are copied side by side: their places and addresses have room in registers."""
 
@@ -281,6 +285,56 @@ class PanelCopies(LoopLowering):
         self.ops(b, needed_ops(self.found, [guard]) or (), local, [])
         return self.widen(b, local[guard], (1, self.lanes))
 
+    def _merge_rows(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value, rows: int
+    ) -> list[Value]:
+        """Copy columns first..end to place `panel`, step by step of the sum: a vector is merged of what at most `rows` rows of the array have of its columns, and
+        is written once. Columns behind the last are zero."""
+        side, load = self.b, self.b.factor.load
+        assert load is not None
+        zero, lane = b.index(0), self.index_tile(b, b.index(0), 1, self.lanes)
+        origin, length = self._load_indices(b, env, {}, {}), b.index(side.copied_extents[-1])
+
+        def pieces(left: Value) -> list[tuple[list[Value], Value]]:
+            """Where the first lane of each row would be read, and which lanes are."""
+            found: list[tuple[list[Value], Value]] = []
+            begin, inside = zero, b.sub(end, left)
+            for _ in range(rows):
+                digits = self._apart(b, b.add(left, begin), side.copied_extents)
+                *outer, last = self._load_indices(b, env, {}, dict(zip(side.copied, digits, strict=True)))
+                stop = b.sub(b.add(begin, length), digits[-1])
+                lanes = b.op("lt", lane, b.like(b.op("min", stop, inside), lane))
+                if found:
+                    lanes = b.logical_and(lanes, b.op("ge", lane, b.like(begin, lane)))
+                here = [*outer, b.sub(last, begin)]
+                found.append(([b.sub(v, origin[p]) if p in self.placed else v for p, v in enumerate(here)], lanes))
+                begin = stop
+            return found
+
+        vectors = [(place, pieces(b.add(first, b.index(place)))) for place in range(0, self.matrix.nr, self.lanes)]
+
+        last = b.sub(count, b.index(1))
+
+        def by_k(at: Builder, k: Value) -> list[Value]:
+            step = at.op("load", self.places, zero, k)
+            ahead = at.op("load", self.places, zero, at.op("min", at.add(k, at.index(PLACES_AHEAD)), last))
+            for place, parts in vectors:
+                # What the panels before have read is near: of each vector the line in which it ends is not.
+                far = [at.add(v, ahead) if p in self.placed else v for p, v in enumerate(parts[-1][0])]
+                at.multi("prefetch", load.operands[0], *far[:-1], at.add(far[-1], at.index(self.lanes - 1)))
+                value: Value | None = None
+                for here, lanes in parts:
+                    indices = [at.add(v, step) if p in self.placed else v for p, v in enumerate(here)]
+                    indices[-1] = self.index_tile(at, indices[-1], 1, self.lanes)
+                    read = at.op("load", load.operands[0], *indices, lanes, masked=True)
+                    value = read if value is None else at.select(lanes, read, value)
+                assert value is not None
+                at.multi("store", self.columns, panel, k, self.index_tile(at, at.index(place), 1, self.lanes), value)
+            return []
+
+        b.for_(zero, count, b.index(1), [], by_k, name="k")
+        return []
+
     # -- few rows: columns are used too seldom to be copied -----------------------------------------------------
 
     def _reads_in_place(self) -> bool:
@@ -507,13 +561,24 @@ class PanelCopies(LoopLowering):
         if self.frame:
             return self._mask_columns(b, env, first, end, panel, start, count)
         if self._masks_columns():
-            # Rows of a few columns are as many loops as elements.
-            b.if_(
-                b.op("ge", b.index(side.copied_extents[-1]), b.index(FEWEST_LANES)),
-                lambda inner: self._mask_columns(inner, env, first, end, panel, start, count),
-                lambda inner: self._gather_columns(inner, env, first, end, panel, count),
-            )
-            return []
+            row = b.index(side.copied_extents[-1])
+
+            def any_length(at: Builder, rows: Sequence[int]) -> list[Value]:
+                """By the fewest rows that a vector of columns can have part of, if these are few. Rows of a few columns are as many loops as elements."""
+                if rows:
+                    fits = at.op("ge", row, at.index(-(-self.lanes // (rows[0] - 1))))
+                    merged = lambda inner: self._merge_rows(inner, env, first, end, panel, count, rows[0])  # noqa: E731
+                    return list(at.if_(fits, merged, lambda inner: any_length(inner, rows[1:])))
+                return list(
+                    at.if_(
+                        at.op("ge", row, at.index(FEWEST_LANES)),
+                        lambda inner: self._mask_columns(inner, env, first, end, panel, start, count),
+                        lambda inner: self._gather_columns(inner, env, first, end, panel, count),
+                    )
+                )
+
+            side_by_side = self.found.access(side.factor)[-1].factor(side.copied[-1]) == ONE
+            return any_length(b, ROWS_MERGED if side_by_side else ())
         if len(self.placed) == 1:
             return self._gather_columns(b, env, first, end, panel, count)
 

@@ -33,7 +33,7 @@ class PanelResults(PanelCopies):
     sums: Value
     """Tiles of sums."""
 
-    def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target) -> None:
+    def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target, gaps: bool = True) -> None:
         super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
         self.found, self.matrix = found, schedule
         self.rank = 2
@@ -41,7 +41,7 @@ class PanelResults(PanelCopies):
         self.lanes = schedule.nr // schedule.vectors
         self.k_order = order(found, range(len(found.k)), [found.a, found.b])
         self.a = Side(found, found.a, order(found, found.m, [found.a]), self.k_order)
-        self.b = Side(found, found.b, order(found, found.n, [found.b], stores=True), self.k_order)
+        self.b = Side(found, found.b, order(found, found.n, [found.b], stores=True), self.k_order, gaps)
         self.k_extents = tuple(found.reduce_extents[p] for p in self.k_order)
         self.k_indices = tuple(found.k[p] for p in self.k_order)
 

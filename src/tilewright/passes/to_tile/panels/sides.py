@@ -69,6 +69,17 @@ def join_rows(kernel: Kernel, found: Contraction) -> Kernel:
     return kernel
 
 
+def join_columns(kernel: Kernel, found: Contraction) -> Kernel:
+    """The kernel with one axis for all those of the second factor that its sum walks along, where columns lie side by side (`x[b, c, y + i, x + j]` is
+    `x[b, …]`): where a step of the sum is read is one number then."""
+    load, memory, forms = found.b.load, found.b.tensor, found.access(found.b)
+    if load is None or memory is None or found.b.guard is not None or found.b.value is not load.result or len(found.n) == 1:
+        return kernel
+    moving = [axis for axis, form in enumerate(forms) if any(k in form.values for k in found.k)]
+    side_by_side = any(forms[-1].factor(found.indices[p]) == ONE for p in found.n)
+    return _with_one_axis(kernel, load, moving[0], memory.rank - 1) if len(moving) > 1 and side_by_side else kernel
+
+
 def _with_one_axis(kernel: Kernel, access: Op, first: int, last: int) -> Kernel:
     """The kernel with axes first..last of the array that `access` alone touches as one; the kernel itself where rows do not follow one another."""
     old = access.operands[0]
@@ -97,7 +108,8 @@ def _with_one_axis(kernel: Kernel, access: Op, first: int, last: int) -> Kernel:
 class Side:
     """One factor and the result indices it varies along: `m` for the first, `n` for the second."""
 
-    def __init__(self, found: Contraction, factor: Factor, positions: Sequence[int], k: Sequence[int]) -> None:
+    def __init__(self, found: Contraction, factor: Factor, positions: Sequence[int], k: Sequence[int], gaps: bool = True) -> None:
+        """`gaps`: what lies between the rows of an array, and as much behind its last one, may be read."""
         self.factor, self.positions = factor, positions
         self.dtype = found.accumulator
         """Of the copies."""
@@ -112,7 +124,8 @@ class Side:
         """What numbers along this side are made of; of the innermost only those below `limit` are results."""
         self.copied, self.copied_extents = self.indices, self.extents
         """The indices a copy is made along, and how far it goes along each before the next one outside moves on."""
-        self._run_rows_together(found)
+        if gaps:
+            self._run_rows_together(found)
         self.along_side = self.walks(found, self.indices[-1])
         self.along_k = not self.along_side and self.walks(found, found.k[k[-1]])
         self.run = self._run(found, k) if self.along_k else 1

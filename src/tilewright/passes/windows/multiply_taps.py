@@ -40,6 +40,8 @@ _PRODUCT, _COPIED, _APART = 1.6, 2.0, 3.0
 them. Measured on a core with vectors of 16 bytes."""
 _MASKED_COPIED, _MASKED_APART = 0.45, 1.6
 """The last two where images have several axes, and a CPU copies what several short rows have of a vector at once."""
+_MOST_PHASES = 8
+"""Kernels for phases of several axes that are compiled in reasonable time."""
 TYPICAL = 32
 """Channels or filters where their number is not known: code is made for small numbers only."""
 
@@ -211,7 +213,7 @@ class Taps:
         forms = analyse(self.kernel)
         depth = prod(_known(forms[self.flat.extents[n]].constant, sizes) for n in self.channels)
         rows = prod(_known(self.extent(n), sizes) for n in self.others)
-        masked = target.has_lane_masks and len(self.axes) > 1
+        masked = target.has_lane_masks and len(self.axes) > 1 and results <= _MOST_PHASES
         copied, apart = (_MASKED_COPIED, _MASKED_APART) if masked else (_COPIED, _APART)
         return _PRODUCT * taps * rows < copied * taps * depth + apart * rows * results
 

@@ -131,7 +131,9 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
             # Parts of a row, which begin and end anywhere: whole tiles, whole registers, single elements.
             return Schedule((1,) * rank, lanes * 4, lanes, vector_on_reduction=True)
         short_rows = costs.short_row if _may_be_short(kernel, nest) else 0
-        return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=search if arg else 0, short_rows=short_rows)
+        # What rows have beside whole tiles is read by whole registers, too.
+        register = width if arg or small else min(lanes, width)
+        return Schedule((1,) * rank, width, register, vector_on_reduction=True, block_search=search if arg else 0, short_rows=short_rows)
     axis = vector_index(nest)
     walks = inner_walks(kernel, nest)
     if axis < 0 or (walks and gathers_in_loops(kernel, nest, axis)):

@@ -44,6 +44,7 @@ from tilewright.passes.to_tile.even_tiles import border_tests
 if TYPE_CHECKING:
     from tilewright.analysis.recomputed import Recomputed
     from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
+    from tilewright.passes.to_tile.rows_on_cpu import RowsOnCpu
 
 LINE = 64
 """Bytes that a CPU fetches together."""
@@ -1145,7 +1146,7 @@ class LoopLowering:
         trial = {**env, **dict.fromkeys(args[:-1], Value(INDEX))}
         shape = self._reduced_shape(b, lambda at, first, _, sums: terms(at, first, trial, sums), start, position, tile)
         lanes = [self.widen(b, v, shape) for v in start]
-        return self._combine(b, kind, start, self._folded(b, kind, along(b, 0, env, lanes)))
+        return self._combine(b, kind, start, self.folded(b, kind, along(b, 0, env, lanes)))
 
     def _reduce_dimension(
         self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],
@@ -1155,6 +1156,9 @@ class LoopLowering:
         last = dimension == len(extents) - 1
         if last and tiled and shape_of(extents[-1]) and not self.schedule.row_lanes:
             return self._ragged(b, op, kind, extents, dimension, {**env}, masks, start)
+        rows = self._rows_on_cpu(op, kind, env, masks) if tiled and not dimension and len(extents) > 1 else None
+        if rows is not None and not any(shape_of(extent) for extent in extents) and not self.clips.keys() & set(op.regions[0].args):
+            return rows.run(b, extents, start)
         if last and tiled and dimension:
             # Every element of a tile starts from the identity; what came before joins once, not once per element.
             dtypes = [dtype_of(r.type) for r in op.results]
@@ -1303,7 +1307,7 @@ class LoopLowering:
             return self._combine(inner, kind, carried, values)
 
         if self.schedule.whole:
-            return self._combine(b, kind, start, self._folded(b, kind, values_at(b, None, False)))
+            return self._combine(b, kind, start, self.folded(b, kind, values_at(b, None, False)))
         if not self.target.simt and kind in ("min", "max", "argmin", "argmax"):
             return self._extreme_on_cpu(op, env, masks).lower(b, extent, start)
         # Lanes start from nothing: what was reduced before joins once, at the end.
@@ -1323,7 +1327,7 @@ class LoopLowering:
             lambda inner: [self.widen(inner, v, shape) for v in step(inner, whole, True, sums)],
             lambda inner: sums,
         )
-        results = self._folded(b, kind, sums)
+        results = self.folded(b, kind, sums)
         if rising:
             # Nothing beat the identity: all values are equal to it, and the first one is the place.
             first = self.ops(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, masks)[1]
@@ -1333,7 +1337,7 @@ class LoopLowering:
             results = [results[0], b.select(b.op("and", lost, some), self.widen(b, first, kept), results[1])]
         return self._combine(b, kind, start, results)
 
-    def _folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
+    def folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
         """Lanes combined along the reduction's axis; scalars where nothing else is left."""
         assert self.reduce_position is not None
         results: Sequence[Value] = b.multi("reduce_tile", *lanes, kind=kind, axis=self.reduce_position)
@@ -1350,9 +1354,9 @@ class LoopLowering:
             values = self.ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
             return self._combine(inner, kind, carried, values)
 
-        narrow = self.schedule.vector
-        if self.inner_walks and 1 < narrow < self.schedule.reduce_tile:
-            return self._reduce_by_registers(b, op, kind, extent, env, masks, (start, lanes), step, single)
+        rows = self._rows_on_cpu(op, kind, env, masks)
+        if rows is not None:
+            return rows.run(b, [extent], start)
         # Sums of floats are taken in an order that does not depend on where the array lies.
         exact = kind not in ("add", "mul") or not dtype_of(start[0].type).is_float
         head = self._head(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, index_arg) if exact else None
@@ -1360,32 +1364,19 @@ class LoopLowering:
             b, b.index(0), extent, self.schedule.reduce_tile, head, lanes, start,
             lambda inner, k, *carried: step(inner, k, False, carried), single,
         )  # fmt: skip
-        return self._combine(b, kind, singles, self._folded(b, kind, wides))
+        return self._combine(b, kind, singles, self.folded(b, kind, wides))
 
-    def _reduce_by_registers(
-        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], starts: tuple[Sequence[Value], Sequence[Value]],
-        step: Callable[..., Sequence[Value]], single: Callable[..., Sequence[Value]],
-    ) -> Sequence[Value]:  # fmt: skip
-        """A reduction in a serial loop, which may be short: whole tiles, whole registers, single elements."""
-        position, (start, lanes) = self.reduce_position, starts
-        assert position is not None
-        wide, narrow = b.index(self.schedule.reduce_tile), b.index(self.schedule.vector)
-        middle = b.mul(b.op("floordiv", extent, wide), wide)
-        last = b.mul(b.op("floordiv", extent, narrow), narrow)
+    def _rows_on_cpu(self, op: Op, kind: str, env: dict[Value, Value], masks: list[Condition]) -> RowsOnCpu | None:
+        """Rows that may be short: whole tiles, whole registers, and what is left of them. None where the schedule knows no registers."""
+        from tilewright.passes.to_tile.rows_on_cpu import RowsOnCpu
 
-        def register(inner: Builder, first: Value, *carried: Value) -> Sequence[Value]:
-            index = self.index_tile(inner, first, position, self.schedule.vector)
-            values = self.ops(inner, op.regions[0].ops, {**env, op.regions[0].args[-1]: index}, masks)
-            return self._combine(inner, kind, carried, [self.widen(inner, v, shape_of(index)) for v in values])
+        if self.target.simt or self.schedule.whole or not 1 < self.schedule.vector < self.schedule.reduce_tile or kind in ("min", "max", "argmin", "argmax"):
+            return None
+        return RowsOnCpu(self, op, kind, env, masks, self.target.has_lane_masks and not self.inner_walks)
 
-        dtypes = [dtype_of(v.type) for v in start]
-        shape = tuple(self.schedule.vector if a == position else 1 for a in range(self.rank))
-        nothing = [self.widen(b, b.const(v, d), shape) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
-        wides = b.for_(b.index(0), middle, wide, lanes, lambda inner, k, *carried: step(inner, k, False, carried))
-        registers = b.for_(middle, last, narrow, nothing, register)
-        singles = b.for_(last, extent, b.index(1), start, single)
-        total = self._combine(b, kind, singles, self._folded(b, kind, wides))
-        return self._combine(b, kind, total, self._folded(b, kind, registers))
+    def terms(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition], inside: Value | None) -> Sequence[Value]:
+        """What a reduction's body yields; at the edge of a row, for the indices inside of it."""
+        return self.ops(b, op.regions[0].ops, env, masks if inside is None else [*masks, Condition(inside, edge=True)])
 
     def _rises(self, op: Op) -> bool:
         """Whether an argmin's or argmax's index grows with the reduction's own."""

@@ -1372,7 +1372,9 @@ class LoopLowering:
 
         if self.target.simt or self.schedule.whole or not 1 < self.schedule.vector < self.schedule.reduce_tile or kind in ("min", "max", "argmin", "argmax"):
             return None
-        return RowsOnCpu(self, op, kind, env, masks, self.target.has_lane_masks and not self.inner_walks)
+        assert self.reduce_position is not None
+        widths = self.schedule.reduce_tile, self.schedule.vector
+        return RowsOnCpu(self, op, env, masks, self.reduce_position, widths, self.target.has_lane_masks and not self.inner_walks)
 
     def terms(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition], inside: Value | None) -> Sequence[Value]:
         """What a reduction's body yields; at the edge of a row, for the indices inside of it."""

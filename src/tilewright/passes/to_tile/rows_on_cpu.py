@@ -11,26 +11,42 @@ Partial results stay in registers through all dimensions, and are folded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import dtype_of
 from tilewright.passes.common.combine import combine, identities
-from tilewright.passes.common.nest_shapes import Condition, shape_of
+from tilewright.passes.common.nest_shapes import Condition, Shape, shape_of
 
-if TYPE_CHECKING:
-    from tilewright.passes.to_tile.lower_loops import LoopLowering
+
+class RowTerms(Protocol):
+    """What is needed of the lowering around: terms of the reduction, and the shapes of things."""
+
+    rank: int
+
+    def terms(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition], inside: Value | None) -> Sequence[Value]:
+        """What the reduction's body yields; at the edge of a row, for the indices inside of it."""
+
+    def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
+        """The value as a tile of that shape."""
+
+    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
+        """`start + 0, 1, 2…` along a tile axis."""
+
+    def folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
+        """Lanes combined along the reduction's axis."""
 
 
 class RowsOnCpu:
-    """One reduction. `masked`: what is left of a row is one register, of which lanes are left out."""
+    """One reduction along the tile axis `position`, by tiles and registers of so many elements. `masked`: what is left of a row is one register, of which lanes are left out."""
 
-    def __init__(self, lowering: LoopLowering, op: Op, kind: str, env: dict[Value, Value], masks: list[Condition], masked: bool) -> None:
-        assert lowering.reduce_position is not None
-        self.lowering, self.op, self.kind, self.env, self.masks, self.masked = lowering, op, kind, dict(env), masks, masked
-        self.position = lowering.reduce_position
-        self.tile, self.register = lowering.schedule.reduce_tile, lowering.schedule.vector
+    def __init__(
+        self, lowering: RowTerms, op: Op, env: dict[Value, Value], masks: list[Condition], position: int, widths: tuple[int, int], masked: bool
+    ) -> None:
+        self.lowering, self.op, self.env, self.masks, self.position, self.masked = lowering, op, dict(env), masks, position, masked
+        self.kind = str(op.attrs["kind"])
+        self.tile, self.register = widths
         self.args = op.regions[0].args
 
     def run(self, b: Builder, extents: Sequence[Value], start: Sequence[Value]) -> Sequence[Value]:

@@ -124,9 +124,10 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         if kernel.attrs.get("blocks") and length and not length & (length - 1):
             width = min(width, length)  # whole vectors of a block's innermost loop
         elif length and not arg and length < width:
-            width = min(width, max(2, power_of_two(length + 1) // 2))
+            # Where lanes can be masked, what is left of a row is a register of them, and where they cannot, it is single elements.
+            width = max(2 * lanes if target.has_lane_masks else 2, min(width, power_of_two(length + 1) // 2))
             if rank and not nest.sweeps:
-                return Schedule((1,) * rank, width, width, vector_on_reduction=True, row_axis=rank - 1, rows_per_block=max(1, costs.columns // length))
+                return Schedule((1,) * rank, width, min(lanes, width), vector_on_reduction=True, row_axis=rank - 1, rows_per_block=max(1, costs.columns // length))
         if not nest.reductions and len({op.operands[:2] for op in nest.sweeps}) > 1:
             # Parts of a row, which begin and end anywhere: whole tiles, whole registers, single elements.
             return Schedule((1,) * rank, lanes * 4, lanes, vector_on_reduction=True)
@@ -178,6 +179,9 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk)
     if kernel.attrs.get("in_order") or has_long_loops(kernel, nest):
         chunk = 4 * lanes * unroll  # A point is a whole line: a few vectors of them are work enough for a block.
+    if rank > 1 and lanes > 1 and not nest.reductions and not nest.sweeps and not walks and not kernel.attrs.keys() & {"blocks", "in_order"}:
+        # Rows may be short: whole tiles, whole registers, and the last of these once more where it does no harm.
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=can_repeat(kernel))
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
 
 

@@ -19,8 +19,11 @@ class TileBody(Protocol):
 
     rank: int
 
-    def values(self, b: Builder, op: Op, index: Value) -> tuple[Value, ...]:
-        """What the reduction's body yields at an index or a tile of indices, in the index's shape."""
+    def values(self, b: Builder, op: Op, index: Value, inside: Value | None = None) -> tuple[Value, ...]:
+        """What the reduction's body yields at an index or a tile of indices, in the index's shape; anything where an index is not `inside`."""
+
+    def enter(self, op: Op, dimension: int, index: Value) -> None:
+        """From now on the body is evaluated at this index of an outer dimension."""
 
     def head(self, b: Builder, op: Op) -> Value | None:
         """How many elements lie before the first aligned one."""
@@ -39,9 +42,14 @@ class ExtremeOnCpu:
     `argmax(v) = min{i : v[i] == max(v)}`.
     """
 
-    def __init__(self, body: TileBody, op: Op, position: int, tile: int, run: int, rising: bool, native: bool) -> None:
+    def __init__(self, body: TileBody, op: Op, position: int, tile: int, run: int, rising: bool, native: bool, register: int = 0, masked: bool = False) -> None:
         """`position` is the tile axis, `tile` its extent, `run` the elements searched at a time; `rising` says that later
-        elements have larger indices, `native` that the processor's own maximum is that of the IR."""
+        elements have larger indices, `native` that the processor's own maximum is that of the IR. What is left behind whole tiles is taken by registers
+        of so many elements, the last of which is `masked` or single elements; 0: all by single elements."""
+        self.register, self.masked = register, masked
+        self.outer: Sequence[Value] = ()
+        """Extents of outer dimensions, of which results are carried through in lanes."""
+        self.inside: Value | None = None
         self.body, self.op, self.position, self.tile, self.run, self.rising = body, op, position, tile, run, rising
         self.kind = str(op.attrs["kind"])
         self.value_kind = self.kind.removeprefix("arg")
@@ -50,31 +58,75 @@ class ExtremeOnCpu:
         self.is_float = self.dtypes[0].is_float
         self.exact = native or not self.is_float
 
-    def lower(self, b: Builder, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
+    def lower(self, b: Builder, extent: Value, start: Sequence[Value], outer: Sequence[Value] = ()) -> Sequence[Value]:
+        """The reduction over 0..extent, and of values (no places) over outer dimensions."""
+        self.outer = outer
         if self.kind == self.value_kind:
             found = self._extreme(b, b.index(0), extent)
             return [b.op(self.kind, start[0], found)]
         return self._search(b, extent, start)
 
     def _values(self, b: Builder, index: Value) -> tuple[Value, ...]:
-        return self.body.values(b, self.op, index)
+        return self.body.values(b, self.op, index, self.inside)
 
     def _walk(
         self, b: Builder, low: Value, high: Value, init: Sequence[Value], step: Callable[..., Sequence[Value]],
         fold: Sequence[str],
     ) -> list[Value]:  # fmt: skip
-        """Carry values over low..high: tiles first, folded by `fold` at their end, then element by element."""
+        """Carry values over low..high, in each of the outer dimensions: tiles, registers, folded by `fold` at the end, and single elements."""
+        count = len(init)
+        widths = (self.tile, self.register) if self.register else (self.tile,)
+        lanes = [self._lanes(b, v, width) for width in widths for v in init]
+        carried = self._dimension(b, 0, [*lanes, *([] if self.masked else init)], low, high, len(init), step)
+        folded = [b.op("item", b.op("reduce_tile", v, kind=fold[n % count], axis=self.position)) for n, v in enumerate(carried[: len(lanes)])]
+        parts = [*folded, *carried[len(lanes) :]]
+        total = parts[:count]
+        for place in range(count, len(parts), count):
+            total = [b.op(kind, a, c) for kind, a, c in zip(fold, total, parts[place : place + count], strict=True)]
+        return total
+
+    def _lanes(self, b: Builder, value: Value, width: int) -> Value:
+        return b.op("broadcast", value, shape=tuple(width if a == self.position else 1 for a in range(self.body.rank)))
+
+    def _dimension(
+        self, b: Builder, number: int, carried: Sequence[Value], low: Value, high: Value, count: int, step: Callable[..., Sequence[Value]]
+    ) -> Sequence[Value]:
+        if number == len(self.outer):
+            return self._row(b, carried, low, high, count, step)
+
+        def body(inner: Builder, index: Value, *carried: Value) -> list[Value]:
+            self.body.enter(self.op, number, index)
+            return list(self._dimension(inner, number + 1, carried, low, high, count, step))
+
+        return b.for_(b.index(0), self.outer[number], b.index(1), list(carried), body, name="k")
+
+    def _row(self, b: Builder, carried: Sequence[Value], low: Value, high: Value, count: int, step: Callable[..., Sequence[Value]]) -> Sequence[Value]:
+        """Whole tiles, then whole registers and what is left."""
         tile = b.index(self.tile)
         middle = b.add(low, b.mul(b.op("floordiv", b.sub(high, low), tile), tile))
-        shape = tuple(self.tile if a == self.position else 1 for a in range(self.body.rank))
-        lanes = b.for_(
-            low, middle, tile, [b.op("broadcast", v, shape=shape) for v in init],
-            lambda inner, k, *carried: step(inner, self.body.index_tile(inner, k, self.position, self.tile), *carried),
-        )  # fmt: skip
-        folded = [
-            b.op("item", b.op("reduce_tile", v, kind=kind, axis=self.position)) for v, kind in zip(lanes, fold, strict=True)
-        ]
-        return list(b.for_(middle, high, b.index(1), folded, step))
+        done = list(b.for_(low, middle, tile, list(carried[:count]), lambda inner, k, *c: step(inner, self._tile(inner, k, self.tile), *c)))
+        if self.register:
+            register, end = b.index(self.register), high
+            if not self.masked:
+                end = b.add(middle, b.mul(b.op("floordiv", b.sub(high, middle), register), register))
+
+            def few(inner: Builder, k: Value, *old: Value) -> list[Value]:
+                index = self._tile(inner, k, self.register)
+                if not self.masked:
+                    return list(step(inner, index, *old))
+                self.inside = inside = inner.op("lt", index, inner.like(high, index))
+                new = step(inner, index, *old)
+                self.inside = None
+                return [inner.select(inside, n, o) for n, o in zip(new, old, strict=True)]
+
+            done += b.for_(middle, end, register, list(carried[count : 2 * count]), few)
+            middle = end
+        if not self.masked:
+            done += b.for_(middle, high, b.index(1), list(carried[-count:]), step)
+        return done
+
+    def _tile(self, b: Builder, first: Value, width: int) -> Value:
+        return self.body.index_tile(b, first, self.position, width)
 
     def _extreme(self, b: Builder, low: Value, high: Value) -> Value:
         """The extreme value of a run, NaN if there is one."""

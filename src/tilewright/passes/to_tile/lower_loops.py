@@ -917,11 +917,15 @@ class LoopLowering:
             )
         else:
             narrow = self.schedule.vector
-            if 1 < narrow < tile:
+            if 1 < narrow < tile and self.target.has_lane_masks and not self.inner_walks:
+                b.for_(whole, count, b.index(narrow), [], lambda inner, k: body(inner, self.index_tile(inner, k, position, narrow), True))
+                whole = count
+            elif 1 < narrow < tile:
                 last = b.mul(b.op("floordiv", count, b.index(narrow)), b.index(narrow))
                 b.for_(whole, last, b.index(narrow), [], lambda inner, k: body(inner, self.index_tile(inner, k, position, narrow), False))
                 whole = last
-            b.for_(whole, count, b.index(1), [], lambda inner, k: body(inner, k, False))
+            if whole is not count:
+                b.for_(whole, count, b.index(1), [], lambda inner, k: body(inner, k, False))
         self.inside_reduction = was_inside
         return []
 
@@ -1157,8 +1161,11 @@ class LoopLowering:
         if last and tiled and shape_of(extents[-1]) and not self.schedule.row_lanes:
             return self._ragged(b, op, kind, extents, dimension, {**env}, masks, start)
         rows = self._rows_on_cpu(op, kind, env, masks) if tiled and not dimension and len(extents) > 1 else None
-        if rows is not None and not any(shape_of(extent) for extent in extents) and not self.clips.keys() & set(op.regions[0].args):
+        plain = not any(shape_of(extent) for extent in extents) and not self.clips.keys() & set(op.regions[0].args)
+        if rows is not None and plain:
             return rows.run(b, extents, start)
+        if tiled and plain and not dimension and len(extents) > 1 and kind in ("min", "max") and not self.target.simt and not self.schedule.whole:
+            return self._extreme_on_cpu(op, env, masks).lower(b, extents[-1], start, extents[:-1])
         if last and tiled and dimension:
             # Every element of a tile starts from the identity; what came before joins once, not once per element.
             dtypes = [dtype_of(r.type) for r in op.results]
@@ -1394,7 +1401,9 @@ class LoopLowering:
         assert self.reduce_position is not None
         body = _ReductionBody(self, env, masks)
         tile, run = self.schedule.reduce_tile, self.schedule.block_search
-        return ExtremeOnCpu(body, op, self.reduce_position, tile, run, rising, self.target.has_ieee_maximum)
+        register = self.schedule.vector if 1 < self.schedule.vector < tile and not self.inner_walks else 0
+        masked = bool(register) and self.target.has_lane_masks
+        return ExtremeOnCpu(body, op, self.reduce_position, tile, run, rising, self.target.has_ieee_maximum, register, masked)
 
     def _reduced_shape(
         self, b: Builder, step: Callable[..., Sequence[Value]], sums: Sequence[Value], position: int, tile: int
@@ -1424,9 +1433,11 @@ class _ReductionBody:
         self.lowering, self.env, self.masks = lowering, env, masks
         self.rank = lowering.rank
 
-    def values(self, b: Builder, op: Op, index: Value) -> tuple[Value, ...]:
-        local = {**self.env, op.regions[0].args[-1]: index}
-        found = self.lowering.ops(b, op.regions[0].ops, local, self.masks)
+    def enter(self, op: Op, dimension: int, index: Value) -> None:
+        self.env = {**self.env, op.regions[0].args[dimension]: index}
+
+    def values(self, b: Builder, op: Op, index: Value, inside: Value | None = None) -> tuple[Value, ...]:
+        found = self.lowering.terms(b, op, {**self.env, op.regions[0].args[-1]: index}, self.masks, inside)
         return tuple(self.lowering.widen(b, v, shape_of(index)) for v in found)
 
     def head(self, b: Builder, op: Op) -> Value | None:

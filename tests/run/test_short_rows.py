@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.families import convolutions
 
 import tilewright as tw
 from tilewright.ir.emulator import run_program
@@ -17,26 +18,9 @@ from tilewright.ir.types import Tensor
 
 
 def convolution(p: int, d: int = 1) -> tw.Kernel[..., Any]:
-    @tw.kernel
-    def windows(x: tw.Array, w: tw.Array) -> tw.Array:
-        n, channels, height, width = x.shape
-        filters, _, kh, kw = w.shape
-        rows = height + 2 * p - d * (kh - 1)
-        columns = width + 2 * p - d * (kw - 1)
-        out = tw.empty((n, filters, rows, columns), x.dtype)
-        for b, o, i, j in tw.grid(n, filters, rows, columns):
-            total = tw.f32(0)
-            for c in range(channels):
-                for k in range(kh):
-                    for m in range(kw):
-                        y = i + k * d - p
-                        z = j + m * d - p
-                        if 0 <= y < height and 0 <= z < width:
-                            total += x[b, c, y, z] * w[o, c, k, m]
-            out[b, o, i, j] = total
-        return out
-
-    return windows
+    kernel = convolutions.conv2d((1, 1), (p, p), d, False)
+    assert isinstance(kernel, tw.Kernel)
+    return kernel
 
 
 @tw.kernel

@@ -90,7 +90,8 @@ def test_a_cpu_fetches_what_the_next_rows_need(name: str, arrays: int) -> None:
     inputs = CASES[name].inputs(np.random.default_rng(0), 2, 2048, np.float32)
     stages = CASES[name].kernel.stages(*inputs, target="x86-64-avx512").stages
     (call,) = stages.thread.calls
-    fetched = [op for op in walk(call.kernel.body) if op.opcode == "prefetch"]
+    # Lines that are asked for in order to write to them are others: a little ahead in the same row.
+    fetched = [op for op in walk(call.kernel.body) if op.opcode == "prefetch" and not op.attrs.get("write")]
     assert len({op.operands[0] for op in fetched}) == arrays
     assert len(fetched) == arrays * stages.schedules[0].reduce_tile * 4 // 64
 

@@ -35,7 +35,7 @@ def unique(data: Any, *, axis: int | None = None, return_counts: bool = False, d
     along = None if axis is None else axis_of(axis, x.shape, "unique")
     if along is None or x.ndim == 1:
         (ordered,) = sorted_lines(place, {"keys": x.reshape(-1)}, False, None)
-        if not return_counts and not place.target.simt:
+        if not return_counts and not place.target.simt and isinstance(ordered, np.ndarray):
             return place.give(_heads(place, ordered))
         values, counts = _runs(place, ordered)
     else:
@@ -56,7 +56,7 @@ def run_lengths(data: Any, *, device: str | None = None) -> Any:
 gpu_run_lengths = run_lengths
 
 
-def _heads(place: DevicePlace, x: Array) -> Array:
+def _heads(place: DevicePlace, x: np.ndarray) -> Array:
     """The values of runs, on a CPU: they are all that is written."""
     dtype = dtype_of(x)
     if not x.size:

@@ -1383,7 +1383,7 @@ class LoopLowering:
         widths = self.schedule.reduce_tile, self.schedule.vector
         return RowsOnCpu(self, op, env, masks, self.reduce_position, widths, self.target.has_lane_masks and not self.inner_walks)
 
-    def terms(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition], inside: Value | None) -> Sequence[Value]:
+    def row_terms(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition], inside: Value | None) -> Sequence[Value]:
         """What a reduction's body yields; at the edge of a row, for the indices inside of it."""
         return self.ops(b, op.regions[0].ops, env, masks if inside is None else [*masks, Condition(inside, edge=True)])
 

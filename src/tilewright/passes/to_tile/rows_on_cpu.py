@@ -25,7 +25,7 @@ class RowTerms(Protocol):
 
     rank: int
 
-    def terms(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition], inside: Value | None) -> Sequence[Value]:
+    def row_terms(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition], inside: Value | None) -> Sequence[Value]:
         """What the reduction's body yields; at the edge of a row, for the indices inside of it."""
 
     def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
@@ -91,7 +91,7 @@ class RowsOnCpu:
         """Add the terms from `first` on; those from `extent` on count for nothing."""
         index = self.lowering.index_tile(b, first, self.position, width)
         inside = None if extent is None else b.op("lt", index, b.like(extent, index))
-        values = self.lowering.terms(b, self.op, {**self.env, self.args[-1]: index}, self.masks, inside)
+        values = self.lowering.row_terms(b, self.op, {**self.env, self.args[-1]: index}, self.masks, inside)
         values = [self.lowering.widen(b, v, shape_of(index)) for v in values]
         if inside is not None:
             dtypes = [dtype_of(v.type) for v in values]
@@ -99,5 +99,5 @@ class RowsOnCpu:
         return list(combine(b, self.kind, list(carried), values))
 
     def _single(self, b: Builder, index: Value, *carried: Value) -> list[Value]:
-        values = self.lowering.terms(b, self.op, {**self.env, self.args[-1]: index}, self.masks, None)
+        values = self.lowering.row_terms(b, self.op, {**self.env, self.args[-1]: index}, self.masks, None)
         return list(combine(b, self.kind, list(carried), list(values)))

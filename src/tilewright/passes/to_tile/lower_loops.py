@@ -1437,7 +1437,7 @@ class _ReductionBody:
         self.env = {**self.env, op.regions[0].args[dimension]: index}
 
     def values(self, b: Builder, op: Op, index: Value, inside: Value | None = None) -> tuple[Value, ...]:
-        found = self.lowering.terms(b, op, {**self.env, op.regions[0].args[-1]: index}, self.masks, inside)
+        found = self.lowering.row_terms(b, op, {**self.env, op.regions[0].args[-1]: index}, self.masks, inside)
         return tuple(self.lowering.widen(b, v, shape_of(index)) for v in found)
 
     def head(self, b: Builder, op: Op) -> Value | None:

@@ -33,6 +33,7 @@ from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.choose.attention import attention_schedules
 from tilewright.passes.choose.attention_cpu import has_few_rows
+from tilewright.passes.program.widen_operands import operand_dtype
 from tilewright.passes.triangles.square_results import reaches
 
 MOST_BYTES = 128 << 20
@@ -41,6 +42,10 @@ VECTOR = 8
 """Elements of 16 bytes, where these have two."""
 MOST_STREAMED = 16 << 30
 """The same of GPUs with asynchronous copies."""
+WIDE = 128
+"""Terms of a score, or columns, of f32 up to which one kernel computes attention as fast as three do."""
+MOST_APART = 2 << 30
+"""Bytes of scores for which memory is taken where one kernel would need none."""
 _WAVES = ("mfma", "wmma3", "wmma4", "cp.async")
 """Matrix instructions that take weights in the dtype of the values."""
 
@@ -73,9 +78,11 @@ def _staged(kernel: Kernel, target: Target, sizes: Mapping[str, int], checks: Se
     if any(op.opcode == "load" and op.operands[0] in written for op in walk(kernel.body)):
         return None
     streams = target.has("bf16", "cp.async")
-    if streams and (None in (found.depth.constant, found.column_extent.constant) or has_few_rows(found, sizes) or attention_schedules(kernel, target, sizes)):
+    if streams and (None in (found.depth.constant, found.column_extent.constant) or has_few_rows(found, sizes)):
         return None
     keys = _keys(found)
+    if streams and attention_schedules(kernel, target, sizes) and not _gains_apart(kernel, found, keys, target, sizes):
+        return None
     if any(_score_in(op) is None for op in (found.maximum, *found.sums)) or not (_is_unguarded(found) or _all_inside(found, keys, checks)):
         return None
     shape = (*(found.extents[p] for p in found.batch), found.extents[found.row], keys)
@@ -84,6 +91,17 @@ def _staged(kernel: Kernel, target: Target, sizes: Mapping[str, int], checks: Se
     own = dtype_of(found.value.result.type)
     rounded = own if own.itemsize == 2 and own.is_float and any(map(target.has, _WAVES)) else f32
     return _StagedKernels(kernel, replace(found, keys=keys), rounded, number, streams)
+
+
+def _gains_apart(kernel: Kernel, found: Attention, keys: Size, target: Target, sizes: Mapping[str, int]) -> bool:
+    """Whether attention that one kernel could compute is faster as three. Of wide rows of f32 in parts a block has room for few keys, and its warps read them from
+    shared memory more often than they multiply them; products of terms by warp groups are some times as fast. All scores are computed, so rows must not end early."""
+    depth, width = found.depth.constant, found.column_extent.constant
+    assert depth is not None and width is not None
+    if "wgmma" not in target.features or operand_dtype(found) is not f32 or kernel.attrs.get("precision") is not None or max(depth, width) <= WIDE or found.reach is not None:
+        return False
+    scores = product((*(found.extents[p] for p in found.batch), found.extents[found.row], keys)) * f32.itemsize
+    return scores.names <= sizes.keys() and scores.evaluate(sizes) <= MOST_APART
 
 
 def _tensor_of(value: Value) -> Tensor:

@@ -180,8 +180,8 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("in_order") or has_long_loops(kernel, nest):
         chunk = 4 * lanes * unroll  # A point is a whole line: a few vectors of them are work enough for a block.
     if rank > 1 and lanes > 1 and not nest.reductions and not nest.sweeps and not walks and not kernel.attrs.keys() & {"blocks", "in_order"}:
-        # Rows may be short: whole tiles, whole registers, and the last of these once more where it does no harm.
-        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=can_repeat(kernel))
+        # Rows may be short: whole tiles, whole registers, and the last of these under a mask, or once more where that does no harm.
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=not target.has_lane_masks and can_repeat(kernel))
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
 
 

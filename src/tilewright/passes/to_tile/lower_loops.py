@@ -429,14 +429,14 @@ class LoopLowering:
         )
 
     def _narrowing(self, b: Builder, low: Value, high: Value, widths: Sequence[int], body: Callable[..., list[Value]]) -> None:
-        """Walk low..high in tiles of these widths, the widest first, then one by one."""
+        """Walk low..high in tiles of these widths, the widest first, and what is fewer than the last of them."""
         end = b.op("max", low, high)
         for width in widths:
             size = b.index(width)
             middle = b.add(low, b.mul(b.op("floordiv", b.sub(end, low), size), size))
             b.for_(low, middle, size, [], lambda inner, k, width=width: body(inner, self.index_tile(inner, k, 0, width)))
             low = middle
-        b.for_(low, end, b.index(1), [], body)
+        self._short(b, low, end, body)
 
     def _peeled(
         self, b: Builder, env: Mapping[Value, Value], starts: Sequence[Value], low: Value, high: Value, body: Callable[..., list[Value]]

@@ -230,9 +230,9 @@ def interleave(
     for turn in range(plan.rounds):
         if turn >= 3 and now() - start > plan.seconds:
             break
-        # The order turns too: nobody always runs after the same neighbour.
-        shift = turn % len(variants)
-        for variant in (*variants[shift:], *variants[:shift]):
+        # The order turns and is reversed: nobody always runs after the same neighbour.
+        shift = turn // 2 % len(variants)
+        for variant in (*variants[shift:], *variants[:shift])[:: -1 if turn % 2 else 1]:
             order = [(position + i) % prepared.slots for i in range(calls)]
             if plan.rest:
                 time.sleep(plan.rest)

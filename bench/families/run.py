@@ -17,7 +17,8 @@ Work = tuple[str, str, Callable[[], Iterator[Record]]]
 def works(kind: str, setting: Setting, quick: bool, seed: int, draws: int) -> Iterator[Work]:
     """(label, family, what makes the record) of every draw."""
     if kind == "families-cpu":
-        plan = Plan(rounds=5, per_round=3, warmups=1, seconds=4.0, rest=0.08) if quick else Plan(rounds=9, per_round=4, warmups=2, seconds=8.0, rest=0.08)
+        # A rest between variants: the threads of OpenBLAS and of OpenMP spin for a tenth of a second and longer.
+        plan = Plan(rounds=6, per_round=3, warmups=1, seconds=6.0, rest=0.3) if quick else Plan(rounds=10, per_round=4, warmups=2, seconds=12.0, rest=0.3)
         clock = HostClock()
         for case in cases(seed, draws, "cpu"):
             yield case.label, case.op, lambda case=case: iter([measure(case, clock, plan, setting)])  # type: ignore[misc]

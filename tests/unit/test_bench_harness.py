@@ -102,7 +102,7 @@ def test_rounds_interleave_turn_and_rotate_the_buffers() -> None:
     variants = [Variant(n, fill(out, 1.0, n)) for n in (OURS, "a", "b")]
     clock = ScriptedClock({OURS: 1.0, "a": 1.0, "b": 1.0})
     samples = interleave(case_of(variants, out, slots=3).prepare(), variants, clock, PLAN)
-    assert [name for name, _ in clock.turns[:6]] == [OURS, "a", "b", "a", "b", OURS]
+    assert [name for name, _ in clock.turns[:9]] == [OURS, "a", "b", "b", "a", OURS, "a", "b", OURS]
     assert [order for _, order in clock.turns[::3]] == [[0, 1], [2, 0], [1, 2], [0, 1]]
     assert {len(times) for times in samples.values()} == {8}
 

@@ -37,9 +37,9 @@ def plan_contractions(
         nest_schedules,
     )
     from tilewright.passes.choose.matrix import forced
+    from tilewright.passes.choose.phases import choose_gather
     from tilewright.passes.schedules.attention import AttentionSchedule
     from tilewright.passes.schedules.text import parse_schedule
-    from tilewright.passes.windows.gather_phases import choose_gather
 
     plans: list[Plan] = []
     horizontal = bool(given) and products_of(parse_schedule(given)) > 1

@@ -1,0 +1,165 @@
+"""Scratch of phases whose results are pixels: all channels of a place side by side. Part of `gather_phases`.
+
+In: the kernel of a phase, or all of them. Out: the kernel with its only store going to a matrix of pixels by channels, whose rows come in the very order in which a product of pixels
+computes them, and the kernel that turns pixels to rows of results:
+
+    parallel n, k, i, j { …; store y[n, k, 2 i, 2 j + 1] }
+    -> parallel n, k, i, j { …; store pixels[first + (n I + i) J + j, k] }
+       parallel n, k, i, j { store y[n, k, i, j] = pixels[first of (i % 2, j % 2) + …, k] }
+
+A phase's rows end where its view of the matrix does, so that the copy engine writes no more than them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from types import MappingProxyType
+
+from tilewright.analysis.affine import Affine
+from tilewright.analysis.contraction import find_contraction
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE, Size, ceildiv, product
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
+from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.common.simplify import simplify
+from tilewright.passes.windows.guards import emit
+
+CHANNELS = 8
+"""Channels of a row are a multiple of so many: 16 bytes, which the copy engine writes."""
+
+
+@record
+class PlacedPhase:
+    """What a phase writes: for every axis of the results the rest that it leaves, the index that walks it, and how far."""
+
+    store: Op
+    rests: tuple[int, ...]
+    indices: tuple[Value, ...]
+    extents: tuple[Size, ...]
+
+
+@record
+class PixelPhases:
+    """Phases with the same periods along the axes of their results, one of which is that of channels."""
+
+    memory: Tensor
+    periods: tuple[int, ...]
+    channel: int
+    rests: tuple[tuple[int, ...], ...]
+    """Those that phases leave along each axis, rising."""
+
+    @property
+    def places(self) -> list[int]:
+        """The axes of pixels."""
+        return [axis for axis in range(len(self.periods)) if axis != self.channel]
+
+    @property
+    def rows(self) -> Size:
+        """Rows of one phase, at most."""
+        return product(ceildiv(self.memory.shape[axis], Size.of(self.periods[axis])) if self.periods[axis] > 1 else self.memory.shape[axis] for axis in self.places)
+
+    @property
+    def columns(self) -> Size:
+        return ceildiv(self.memory.shape[self.channel], Size.of(CHANNELS)) * CHANNELS
+
+    def slot(self, rests: Sequence[int]) -> int:
+        """A phase's number."""
+        number = 0
+        for axis, own in enumerate(self.rests):
+            number = number * len(own) + own.index(rests[axis])
+        return number
+
+    def scratch(self, name: str) -> Value:
+        count = reduce(lambda total, own: total * len(own), self.rests, 1)
+        return self._view(name, self.rows * count)
+
+    def _view(self, name: str, rows: Size) -> Value:
+        return Value(tensor(self.memory.dtype, rows, self.columns, align=16), name)
+
+    def writing(self, kernel: Kernel, phase: PlacedPhase, name: str) -> tuple[Kernel, Value]:
+        """A phase that writes pixels, and the array it does so to."""
+        first, extents = self.rows * self.slot(phase.rests), [phase.extents[axis] for axis in self.places]
+        kept = self._view(name, first + product(extents))
+        nest = next(op for op in kernel.body.ops if op.opcode == "parallel")
+        factors = [(phase.indices[axis], product(extents[number + 1 :])) for number, axis in enumerate(self.places)]
+        ops: list[Op] = []
+        for op in nest.regions[0].ops:
+            if op is not phase.store:
+                ops.append(op)
+                continue
+            b = Builder(op.span)
+            row = emit(b, Affine(tuple(factors), first))
+            ops += [*b.ops, op.with_operands(kept, row, phase.indices[self.channel], *op.operands[1 + len(phase.indices) :])]
+        changed = Op(nest.opcode, nest.operands, nest.results, nest.attrs, (Block(nest.regions[0].args, tuple(ops)),), nest.span)
+        body = Block(kernel.body.args, tuple(changed if op is nest else op for op in kernel.body.ops))
+        params = (*(p for p in kernel.params if p is not phase.store.operands[0]), kept)
+        return Kernel(kernel.name, kernel.stage, params, body, attrs=kernel.attrs, facts=kernel.facts, span=kernel.span), kept
+
+    def gathering(self, like: Kernel, store: Op, kept: Value, empty: float) -> Kernel:
+        """The kernel that turns pixels to results, with what is made of an empty sum where no phase has any."""
+        memory, b = Value(self.memory, store.operands[0].name), Builder(like.span)
+
+        def body(at: Builder, *indices: Value) -> list[Value]:
+            slot, row, tests = at.index(0), at.index(0), []
+            for axis in self.places:
+                index, extent, period = indices[axis], self.memory.shape[axis], self.periods[axis]
+                if period > 1:
+                    quotient = at.op("floordiv", index, at.index(period))
+                    rest = at.sub(index, at.mul(quotient, at.index(period)))
+                    slot = at.add(at.mul(slot, at.index(len(self.rests[axis]))), self._number(at, axis, rest))
+                    long = at.op("floordiv", at.sub(at.index(extent + (period - 1)), rest), at.index(period))
+                    tests += self._there(at, axis, rest)
+                    row = at.add(at.mul(row, long), quotient)
+                else:
+                    row = at.add(at.mul(row, at.index(extent)), index)
+            row = at.add(at.mul(slot, at.index(self.rows)), row)
+
+            def load(inner: Builder) -> list[Value]:
+                return [inner.op("load", kept, row, indices[self.channel])]
+
+            def nothing(inner: Builder) -> list[Value]:
+                return [inner.const(empty, self.memory.dtype)]
+
+            value = at.if_(reduce(at.logical_and, tests), load, nothing)[0] if tests else load(at)[0]
+            at.multi("store", memory, *indices, value)
+            return []
+
+        with b.at(store.span):
+            b.parallel([b.index(extent) for extent in self.memory.shape], body)
+        attrs = MappingProxyType({"placed": True, "pixels": self.channel})
+        name = f"{like.attrs['phase_of']}.gather"
+        return simplify(Kernel(name, Stage.LOOP, (memory, kept), Block((), tuple(b.ops)), attrs=attrs, facts=like.facts, span=like.span))
+
+    def _number(self, b: Builder, axis: int, rest: Value) -> Value:
+        """The number of a rest among those that there are."""
+        if self.rests[axis] == tuple(range(len(self.rests[axis]))):
+            return rest
+        found = b.index(0)
+        for number, own in enumerate(self.rests[axis]):
+            found = b.select(b.op("eq", rest, b.index(own)), b.index(number), found) if number else found
+        return found
+
+    def _there(self, b: Builder, axis: int, rest: Value) -> list[Value]:
+        """Whether there is a phase with this rest."""
+        own = self.rests[axis]
+        if len(own) == self.periods[axis]:
+            return []
+        if own == tuple(range(len(own))):
+            return [b.op("lt", rest, b.index(len(own)))]
+        return [reduce(lambda left, right: b.op("or", left, right), [b.op("eq", rest, b.index(one)) for one in own])]
+
+
+def channel_axis(kernel: Kernel, phase: PlacedPhase) -> int | None:
+    """The axis of channels among those of the results, which it is not the last of; None where the phase is no convolution of an image with two sides that are so."""
+    found = find_contraction(kernel)
+    if found is None or found.batch or min(len(found.m), len(found.n)) != 1 or max(len(found.m), len(found.n)) < 2:
+        return None
+    (position,) = min(found.m, found.n, key=len)
+    axis = next((axis for axis, index in enumerate(phase.indices) if index is found.indices[position]), None)
+    places = [phase.indices[a] for a in range(len(phase.indices)) if a != axis]
+    side = [found.indices[p] for p in max(found.m, found.n, key=len)]
+    if axis is None or axis == len(phase.indices) - 1 or places != side or phase.store.operands[0].type.strides[-1] != ONE:
+        return None
+    return axis

@@ -285,6 +285,9 @@ class MapCosts:
     """Results of a thread that takes each of them from somewhere else (`passes/windows/placing.py`)."""
     placed_columns: int = 4
     """Columns of a thread, or vectors of them, at most: it computes where each of them lies, and keeps that for all of its rows."""
+    turning_threads: int = 256
+    turned_bytes: int = 128
+    """Of a line of channels that a block turns to rows."""
     border: int = 80
     """Bytes of a row that could be written while two blocks write parts of one sector."""
     idle: float = 0.3

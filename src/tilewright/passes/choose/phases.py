@@ -14,10 +14,13 @@ from math import prod
 from tilewright.analysis.contraction import find_contraction
 from tilewright.base.sizes import product
 from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import Program
+from tilewright.passes.choose.loops import turned_columns
 from tilewright.passes.choose.matrix import has_warp_groups, warp_group_times
 from tilewright.passes.schedules.matrix import GpuProduct, Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.windows.gather_phases import PhaseGroup, phase_groups
 
 SHORT = 2
@@ -49,7 +52,7 @@ def _as_pixels(group: PhaseGroup, plans: list[GpuProduct], target: Target, sizes
     moved = (elements * memory.dtype.itemsize) * (filled / costs.stream + (1 + filled) / costs.turn)
     if target.costs.launch.second + moved > filled * elements / costs.singles:
         return []
-    pixels = group.pixels
+    pixels, columns = group.pixels, turned_columns(max(1, memory.shape[-1].evaluate(sizes)), memory.dtype.itemsize, target)
     found: list[Wgmma] = []
     for call, phase in zip(group.calls[-len(group.phases) :], group.phases, strict=True):
         kernel = pixels.writing(call.kernel, phase.placed, "pixels")[0] if pixels is not None else call.kernel
@@ -59,5 +62,18 @@ def _as_pixels(group: PhaseGroup, plans: list[GpuProduct], target: Target, sizes
         best = next((s for _, s in warp_group_times(kernel, contraction, target, sizes) if s.store == "tma" and s.a_copy == "im2col"), None)
         if best is None:
             return []
-        found.append(replace(best, gather=True, pixels=True))
+        found.append(replace(best, gather=True, pixels=columns))
+    return found
+
+
+def writing_pixels(program: Program, given: str) -> dict[int, Kernel]:
+    """The kernels of phases as they write pixels, by number of their call, where a schedule that somebody gave is for these."""
+    asked = parse_schedule(given) if "pixels=" in given else None
+    groups = phase_groups(program) if isinstance(asked, Wgmma) and asked.pixels else []
+    found: dict[int, Kernel] = {}
+    for group in groups:
+        pixels = group.pixels
+        for number, phase in zip(group.numbers, group.phases, strict=True):
+            if pixels is not None:
+                found[number] = pixels.writing(program.calls[number].kernel, phase.placed, "pixels")[0]
     return found

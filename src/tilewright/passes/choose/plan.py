@@ -7,6 +7,7 @@ and joined, for the very sizes of a call: it leaves None where any size is serve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target
@@ -17,7 +18,7 @@ from tilewright.passes.choose.packed_rows import packed_rows
 from tilewright.passes.choose.windows import window_schedule
 from tilewright.passes.choose.wishes import followed, wishes_for_loops, with_wishes
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, products_of
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, Wgmma, products_of
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.tree.metadata import KernelMetadata
 
@@ -37,7 +38,7 @@ def plan_contractions(
         nest_schedules,
     )
     from tilewright.passes.choose.matrix import forced
-    from tilewright.passes.choose.phases import choose_gather
+    from tilewright.passes.choose.phases import choose_gather, writing_pixels
     from tilewright.passes.schedules.attention import AttentionSchedule
     from tilewright.passes.schedules.text import parse_schedule
 
@@ -45,7 +46,9 @@ def plan_contractions(
     horizontal = bool(given) and products_of(parse_schedule(given)) > 1
     forced_schedule = "" if horizontal else given
     wished: set[int] = set()
+    others = writing_pixels(program, forced_schedule)
     for number, call in enumerate(program.calls):
+        call = replace(call, kernel=others.get(number, call.kernel))
         watched = is_watched(call.kernel)
         if call.varies:
             plans.append(None)  # only loops take sizes that change from step to step
@@ -94,7 +97,8 @@ def _in_groups(program: Program, plans: Plans, given: str) -> Plans:
     from tilewright.passes.windows.gather_phases import phase_groups
 
     gathered = {number for number, plan in enumerate(plans) if isinstance(plan, GpuProduct) and plan.gather}
-    known = {number for group in phase_groups(program) for number in group.numbers}
+    pixels = any(isinstance(plan, Wgmma) and plan.pixels for plan in plans)
+    known = {number for group in phase_groups(program) if not pixels or group.pixels is not None for number in group.numbers}
     if gathered - known:
         raise UserError.at(
             "TW020", f"schedule '{given}' does not fit {program.name}", program.span,

@@ -238,7 +238,8 @@ def gather_phases(program: Program, plans: Plans) -> tuple[Program, Plans]:
 def _gathered(group: PhaseGroup, plans: list[Plan], number: int) -> tuple[list[KernelCall], Value]:
     """The calls of phases that write to scratch, and of the kernel that takes results from there; the scratch."""
     own = group.calls[-len(group.phases) :]
-    if not any(isinstance(plan, Wgmma) and plan.pixels for plan in plans):
+    columns = max(plan.pixels if isinstance(plan, Wgmma) else 0 for plan in plans)
+    if not columns:
         kept = _scratch(group, number)
         return [*(_to_scratch(call, group, phase, kept) for call, phase in zip(own, group.phases, strict=True)), _gathering(group, kept)], kept
     pixels, last = group.pixels, group.calls[-1]
@@ -250,7 +251,7 @@ def _gathered(group: PhaseGroup, plans: list[Plan], number: int) -> tuple[list[K
         kernel, view = pixels.writing(call.kernel, phase.placed, kept.name)
         names = dict(zip(call.kernel.params, call.args, strict=True)) | {view: kept.name}
         calls.append(replace(call, kernel=kernel, args=tuple(names[p] for p in kernel.params)))
-    gather = pixels.gathering(last.kernel, group.phases[-1].store, kept, group.empty or 0.0)
+    gather = pixels.gathering(last.kernel, group.phases[-1].store, kept, group.empty or 0.0, columns)
     return [*calls, KernelCall(gather, (_written(last), kept.name))], kept
 
 

@@ -97,8 +97,8 @@ class PixelPhases:
         params = (*(p for p in kernel.params if p is not phase.store.operands[0]), kept)
         return Kernel(kernel.name, kernel.stage, params, body, attrs=kernel.attrs, facts=kernel.facts, span=kernel.span), kept
 
-    def gathering(self, like: Kernel, store: Op, kept: Value, empty: float) -> Kernel:
-        """The kernel that turns pixels to results, with what is made of an empty sum where no phase has any."""
+    def gathering(self, like: Kernel, store: Op, kept: Value, empty: float, columns: int) -> Kernel:
+        """The kernel that turns pixels to results, with what is made of an empty sum where no phase has any. A block has so many columns."""
         memory, b = Value(self.memory, store.operands[0].name), Builder(like.span)
 
         def body(at: Builder, *indices: Value) -> list[Value]:
@@ -128,7 +128,7 @@ class PixelPhases:
 
         with b.at(store.span):
             b.parallel([b.index(extent) for extent in self.memory.shape], body)
-        attrs = MappingProxyType({"placed": True, "pixels": self.channel})
+        attrs = MappingProxyType({"placed": True, "pixels": self.channel, "columns": columns})
         name = f"{like.attrs['phase_of']}.gather"
         return simplify(Kernel(name, Stage.LOOP, (memory, kept), Block((), tuple(b.ops)), attrs=attrs, facts=like.facts, span=like.span))
 

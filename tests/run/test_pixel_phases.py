@@ -26,7 +26,7 @@ def normal(*shape: int, dtype: Any = BF16) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
 
 
-def results(kernel: tw.Kernel[..., Any], schedule: str = PIXELS, **arrays: np.ndarray) -> list[np.ndarray]:
+def results(kernel: Any, schedule: str = PIXELS, **arrays: np.ndarray) -> list[np.ndarray]:
     """At both stages; phases leave by the copy engine, and the last kernel turns what they left."""
     stages = tw.kernel(schedule=schedule)(kernel.python).stages(*arrays.values(), target="sm_90a").stages
     phases = [call.kernel for call in stages.thread.calls if str(call.kernel.attrs.get("schedule")).startswith("family=wgmma")]
@@ -55,3 +55,40 @@ def test_phases_write_pixels(name: str) -> None:
     for found in results(kernel, x=x, w=w):
         assert found.shape == want.shape
         assert np.abs(found - want).max() <= 8e-3 * np.abs(want).max()
+
+
+def test_zeros_of_taps_that_never_divide_are_no_phases() -> None:
+    """With steps of two and taps two apart, three phases of four have no term: one kernel computes, another writes all results."""
+    x, w = np.zeros((4, 64, 40, 40), np.float32), np.zeros((64, 40, 3, 3), np.float32)
+    kernel: Any = convolutions.transposed2d((2, 2), (2, 2), 2, False)
+    calls = [call.kernel.name for call in kernel.stages(x, w, target="sm_90a").stages.tile.calls]
+    assert [name for name in calls if ".phase" in name and name.split(".")[-1].startswith("phase")] == ["joined.phase0"]
+
+
+def test_pixels_are_written_where_results_are_many() -> None:
+    kernel: Any = convolutions.transposed2d((2, 2), (0, 0), 1, False)
+    for side, pixels in ((8, False), (60, True)):
+        stages = kernel.stages(np.zeros((4, 64, side, side), BF16), np.zeros((64, 128, 3, 3), BF16), target="sm_90a").stages
+        assert any(isinstance(s, Wgmma) and s.pixels for s in stages.schedules) == pixels
+        assert any(isinstance(s, Schedule) and s.turned for s in stages.schedules) == pixels
+
+
+def test_wide_elements_keep_their_order() -> None:
+    kernel: Any = convolutions.transposed2d((2, 2), (0, 0), 1, False)
+    stages = kernel.stages(np.zeros((4, 64, 60, 60), np.float32), np.zeros((64, 128, 3, 3), np.float32), target="sm_90a").stages
+    assert not any(isinstance(s, Wgmma) and s.pixels for s in stages.schedules)
+
+
+def test_nothing_stays_of_earlier_pixels() -> None:
+    """NaN of one call are not seen by the next: every element that is read has been written."""
+    kernel, (one, other), stride, padding, dilation = CASES["few channels"]
+    x, w = normal(*one), normal(*other)
+    x[1] = np.nan
+    want = transposed(x, w, stride, padding, dilation)
+    for found in results(kernel, x=x, w=w):
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(want))
+
+
+def test_only_phases_write_pixels() -> None:
+    with pytest.raises(UserError, match="gather is for the phases"):
+        results(convolutions.conv2d((1, 1), (1, 1), 1, True), x=normal(2, 33, 7, 9), w=normal(17, 33, 3, 3))

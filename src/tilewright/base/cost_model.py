@@ -86,7 +86,7 @@ class WgmmaCosts:
     scatter: float = 75e-6
     scatter_hidden: float = 36e-6
     """The same for results that leave registers one by one, eight side by side."""
-    singles: float = 0.25e6
+    singles: float = 0.3e6
     """Elements of two bytes that phases of transposed convolutions store one by one."""
     rs_step: float = 0.30
     rs_step_of_groups: float = 0.35

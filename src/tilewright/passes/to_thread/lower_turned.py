@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilewright.base.sizes import product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Kernel, Op, Value, walk
-from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
+from tilewright.ir.types import Tensor, Tile, Vec, tensor
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, shape_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
 
@@ -50,6 +51,12 @@ class TurnedLowering(TileLowering):
         self.places: dict[Blocked, list[Value]] = {}
         self.around: list[Op] = []
         """The ops of the regions around the ones at hand."""
+        self.rows: dict[Value, Value] = {}
+        """Arrays of results that are written by the number of an element, and what they are then."""
+
+    def run(self) -> Kernel:
+        kernel = super().run()
+        return replace(kernel, params=tuple(self.rows.get(p, p) for p in kernel.params))
 
     def _other_layout(self, layout: Blocked) -> Blocked:
         """Lanes and warps along the axis that results lie along; each thread has words of the other."""
@@ -97,8 +104,7 @@ class TurnedLowering(TileLowering):
         b.multi("barrier")
         self.env = before
         self._hold(self.writing)
-        width = {"width": self.pair} if self.pair > 1 else {}
-        self.env[load.result] = Registers(self.shape, {cell: b.op("load", self.shared, place, **width) for cell, place in self._in_shared(b)})
+        self.env[load.result] = Registers(self.shape, {cell: self.plain_load(b, self.shared, [place], self.pair) for cell, place in self._in_shared(b)})
         return super().ops(b, [op for op in ops if op is not load])
 
     def _leading_to(self, load: Op) -> list[Op]:
@@ -153,3 +159,43 @@ class TurnedLowering(TileLowering):
         if self.predicated and width > 1:
             return b.op("load", memory, *indices, cond, width=width, masked=True)
         return super().guarded_load(b, memory, indices, width, cond)
+
+    # -- what is written ------------------------------------------------------------------------------------------
+
+    def store(self, b: Builder, op: Op) -> None:
+        """A thread has one column of many channels: from one to the next it is as far as a size says."""
+        memory = op.operands[0]
+        assert isinstance(memory.type, Tensor)
+        rank, shape = memory.type.rank, shape_of(op.operands[1 + memory.type.rank])
+        held = [self.env[v] for v in op.operands[1 : 1 + rank]]
+        walking = [axis for axis, index in enumerate(held) if isinstance(index, RegisterIndex) and index.factors.get(self.along)]
+        plain = all(isinstance(index, Value | RegisterIndex) for index in held)
+        if not plain or shape != self.shape or len(walking) != 1 or not memory.type.is_contiguous or self._steps(held[walking[0]]) != 1:
+            super().store(b, op)
+            return
+        mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
+        values = self.registers(b, self.env[op.operands[1 + rank]], shape)
+        row = self.rows.setdefault(memory, Value(tensor(memory.type.dtype, product(memory.type.shape), align=memory.type.align), memory.name))
+        assert isinstance(self.layout, Blocked)
+        step, far = b.index(memory.type.strides[walking[0]]), b.index(self.layout.span(self.along) - self.vector + 1)
+        place = b.index(0)
+        for cell in sorted(self.cells(shape), key=lambda own: (own[1 - self.along], own[self.along])):
+            place = b.add(place, b.mul(step, far)) if cell[self.along] else self._number(b, memory.type, held, cell)
+            conditions = self.condition(b, mask, shape, cell, self.vector)
+            for lane in range(self.vector):
+                place = b.add(place, step) if lane else place
+                value = values.cells[cell]
+                part = b.op("extract", value, lane=lane) if isinstance(value.type, Vec) else value
+                self.store_pieces(b, row, [([place], 1)], part, None if conditions is None else conditions[lane : lane + 1])
+
+    def _steps(self, held: Held) -> int:
+        return held.factors[self.along] if isinstance(held, RegisterIndex) else 0
+
+    def _number(self, b: Builder, memory: Tensor, held: Sequence[Held], cell: Cell) -> Value:
+        """The number of the first element of a cell in a contiguous array."""
+        total = b.index(0)
+        for index, extent in zip(held, memory.shape, strict=True):
+            assert isinstance(index, Value | RegisterIndex)
+            own = self.first(b, index, self.collapsed(cell, index.shape) if isinstance(index, RegisterIndex) else cell)
+            total = b.add(b.mul(total, b.index(extent)), own)
+        return total

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from functools import reduce
 from types import MappingProxyType
 
-from tilewright.analysis.affine import Affine
+from tilewright.analysis.affine import Affine, floored
 from tilewright.analysis.contraction import find_contraction
+from tilewright.base.dtypes import i64, u32
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, ceildiv, product
 from tilewright.ir.build import Builder
@@ -103,18 +104,25 @@ class PixelPhases:
 
         def body(at: Builder, *indices: Value) -> list[Value]:
             slot, row, tests = at.index(0), at.index(0), []
-            for axis in self.places:
-                index, extent, period = indices[axis], self.memory.shape[axis], self.periods[axis]
-                if period > 1:
-                    quotient = at.op("floordiv", index, at.index(period))
-                    rest = at.sub(index, at.mul(quotient, at.index(period)))
-                    slot = at.add(at.mul(slot, at.index(len(self.rests[axis]))), self._number(at, axis, rest))
-                    long = at.op("floordiv", at.sub(at.index(extent + (period - 1)), rest), at.index(period))
-                    tests += self._there(at, axis, rest)
-                    row = at.add(at.mul(row, long), quotient)
-                else:
-                    row = at.add(at.mul(row, at.index(extent)), index)
-            row = at.add(at.mul(slot, at.index(self.rows)), row)
+            for axis in self.places[:-1]:
+                extent, period = self.memory.shape[axis], self.periods[axis]
+                if period == 1:
+                    row = at.add(at.mul(row, at.index(extent)), indices[axis])
+                    continue
+                quotient, rest = _divided(at, indices[axis], period)
+                slot = at.add(at.mul(slot, at.index(len(self.rests[axis]))), _chosen(at, rest, self.rests[axis], [at.index(n) for n in range(len(self.rests[axis]))]))
+                row = at.add(at.mul(row, _chosen(at, rest, self.rests[axis], [at.index(self._extent(axis, own)) for own in self.rests[axis]])), quotient)
+                tests += self._there(at, axis, rest)
+            # What columns have in common is computed before they differ.
+            last = self.places[-1]
+            own = self.rests[last]
+            begins = [
+                at.add(at.mul(at.add(at.mul(slot, at.index(len(own))), at.index(number)), at.index(self.rows)), at.mul(row, at.index(self._extent(last, rest))))
+                for number, rest in enumerate(own)
+            ]
+            quotient, rest = _divided(at, indices[last], self.periods[last])
+            tests += self._there(at, last, rest)
+            row = at.add(_chosen(at, rest, own, begins), quotient)
 
             def load(inner: Builder) -> list[Value]:
                 return [inner.op("load", kept, row, indices[self.channel])]
@@ -132,14 +140,9 @@ class PixelPhases:
         name = f"{like.attrs['phase_of']}.gather"
         return simplify(Kernel(name, Stage.LOOP, (memory, kept), Block((), tuple(b.ops)), attrs=attrs, facts=like.facts, span=like.span))
 
-    def _number(self, b: Builder, axis: int, rest: Value) -> Value:
-        """The number of a rest among those that there are."""
-        if self.rests[axis] == tuple(range(len(self.rests[axis]))):
-            return rest
-        found = b.index(0)
-        for number, own in enumerate(self.rests[axis]):
-            found = b.select(b.op("eq", rest, b.index(own)), b.index(number), found) if number else found
-        return found
+    def _extent(self, axis: int, rest: int) -> Size:
+        """Places along an axis that leave a rest."""
+        return floored(self.memory.shape[axis] + (self.periods[axis] - 1 - rest), self.periods[axis])
 
     def _there(self, b: Builder, axis: int, rest: Value) -> list[Value]:
         """Whether there is a phase with this rest."""
@@ -147,8 +150,23 @@ class PixelPhases:
         if len(own) == self.periods[axis]:
             return []
         if own == tuple(range(len(own))):
-            return [b.op("lt", rest, b.index(len(own)))]
-        return [reduce(lambda left, right: b.op("or", left, right), [b.op("eq", rest, b.index(one)) for one in own])]
+            return [b.op("lt", rest, b.const(len(own), u32))]
+        return [reduce(lambda left, right: b.op("or", left, right), [b.op("eq", rest, b.const(one, u32)) for one in own])]
+
+
+def _divided(b: Builder, index: Value, period: int) -> tuple[Value, Value]:
+    """The quotient of an index, and the rest in 32 bits, where division is cheap: no axis is as long as these count."""
+    short = b.cast(index, u32)
+    quotient = b.op("floordiv", short, b.const(period, u32))
+    return b.cast(quotient, i64), b.sub(short, b.mul(quotient, b.const(period, u32)))
+
+
+def _chosen(b: Builder, rest: Value, rests: Sequence[int], values: Sequence[Value]) -> Value:
+    """The value that belongs to a rest."""
+    found = values[0]
+    for own, value in list(zip(rests, values, strict=True))[1:]:
+        found = b.select(b.op("eq", rest, b.const(own, u32)), value, found)
+    return found
 
 
 def channel_axis(kernel: Kernel, phase: PlacedPhase) -> int | None:
@@ -160,6 +178,8 @@ def channel_axis(kernel: Kernel, phase: PlacedPhase) -> int | None:
     axis = next((axis for axis, index in enumerate(phase.indices) if index is found.indices[position]), None)
     places = [phase.indices[a] for a in range(len(phase.indices)) if a != axis]
     side = [found.indices[p] for p in max(found.m, found.n, key=len)]
-    if axis is None or axis == len(phase.indices) - 1 or places != side or phase.store.operands[0].type.strides[-1] != ONE:
+    memory = phase.store.operands[0].type
+    assert isinstance(memory, Tensor)
+    if axis is None or axis == len(phase.indices) - 1 or places != side or memory.strides[-1] != ONE:
         return None
     return axis

@@ -91,4 +91,4 @@ def test_nothing_stays_of_earlier_pixels() -> None:
 
 def test_only_phases_write_pixels() -> None:
     with pytest.raises(UserError, match="gather is for the phases"):
-        results(convolutions.conv2d((1, 1), (1, 1), 1, True), x=normal(2, 33, 7, 9), w=normal(17, 33, 3, 3))
+        results(convolutions.conv2d((1, 1), (1, 1), 1, True), PIXELS.replace("gather", "swap_ab=1 gather"), x=normal(2, 33, 7, 9), w=normal(17, 33, 3, 3))

@@ -165,6 +165,23 @@ def planes(x: tw.Array, w: tw.Array) -> tw.Array:
 
 
 @tw.kernel
+def spread(x: tw.Array, w: tw.Array) -> tw.Array:
+    """A transposed convolution along rows, with steps of two."""
+    n, channels, height, width = x.shape
+    _, filters, taps = w.shape
+    out = tw.empty((n, filters, height, 2 * width + 1), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, 2 * width + 1):
+        acc = tw.f32(0)
+        for c in range(channels):
+            for r in range(taps):
+                z = j - r
+                if z % 2 == 0 and z >= 0 and z // 2 < width:
+                    acc += x[b, c, i, z // 2] * w[c, f, r]
+        out[b, f, i, j] = acc
+    return out
+
+
+@tw.kernel
 def swapped(x: tw.Array, steps: int) -> tw.Array:
     """Steps that swap two arrays."""
     u = x * 1.0
@@ -284,6 +301,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "fuse_multiply_add"): stages(product, "sm_90a", numbers(32, 256, dtype=BF16), tw.quantize(numbers(64, 256), tw.q4_k)),
     ("thread", "early_loads"): stages(one_length, "sm_90a", *CACHED),
     ("thread", "lower_windows"): PLANES,
+    ("thread", "lower_turned"): stages(spread, "sm_90a", np.zeros((8, 64, 48, 64), BF16), np.zeros((64, 128, 3), BF16)),
     ("portable", "split_vectors"): lambda: compile_kernel(*portable("msl")),
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),
 }

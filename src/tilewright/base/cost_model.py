@@ -86,6 +86,8 @@ class WgmmaCosts:
     scatter: float = 75e-6
     scatter_hidden: float = 36e-6
     """The same for results that leave registers one by one, eight side by side."""
+    singles: float = 0.3e6
+    """Elements of two bytes that phases of transposed convolutions store one by one."""
     rs_step: float = 0.30
     rs_step_of_groups: float = 0.35
     """One step of a factor computed in registers besides a part of what its instructions do; the second with scales of its own."""
@@ -283,6 +285,9 @@ class MapCosts:
     """Results of a thread that takes each of them from somewhere else (`passes/windows/placing.py`)."""
     placed_columns: int = 4
     """Columns of a thread, or vectors of them, at most: it computes where each of them lies, and keeps that for all of its rows."""
+    turning_threads: int = 256
+    turned_bytes: int = 128
+    """Of a line of channels that a block turns to rows."""
     border: int = 80
     """Bytes of a row that could be written while two blocks write parts of one sector."""
     idle: float = 0.3

@@ -138,6 +138,7 @@ assign_layouts = late("to_thread.assign_layouts", "assign_layouts")
 lower_mma_attention = late("to_thread.attention.lower_mma_attention", "lower_mma_attention")
 lower_wgmma_attention = late("to_thread.attention.lower_wgmma_attention", "lower_wgmma_attention")
 lower_tiles = late("to_thread.lower_tiles", "lower_tiles")
+lower_turned = late("to_thread.lower_turned", "lower_turned")
 lower_windows = late("to_thread.lower_windows", "lower_windows")
 lower_mma = late("to_thread.mma.lower_mma", "lower_mma")
 lower_row_dots = late("to_thread.row_matrix", "lower_row_dots")
@@ -555,6 +556,10 @@ LOWER_WINDOWS = Pass(
     "lower_windows", "tile", "thread", lower_windows,
     "Neighbouring results of a thread share what they load, by predicated loads; only guards at the borders are tested.", takes=TARGET,
 )  # fmt: skip
+LOWER_TURNED = Pass(
+    "lower_turned", "tile", "thread", lower_turned,
+    "Values that lie along another index than results go through shared memory: both are accessed in whole lines.", takes=TARGET,
+)  # fmt: skip
 LOWER_WGMMA = Pass(
     "lower_wgmma", "tile", "thread", lower_wgmma,
     "Hopper: one warp group copies, the others multiply; rings in shared memory have full and empty mbarriers.", takes=SCHEDULED,
@@ -690,6 +695,7 @@ TO_THREAD: tuple[LoweringRule, ...] = (
     LoweringRule("other contractions on a GPU", LOWER_MMA),
     LoweringRule("products with few rows, `family=gemv`", LOWER_ROW_DOTS),
     LoweringRule("windows that overlap, on a GPU", LOWER_WINDOWS),
+    LoweringRule("pixels that become rows, on a GPU", LOWER_TURNED),
     LoweringRule("all other kernels", LOWER_TILES),
 )
 """From the tile to the thread stage."""

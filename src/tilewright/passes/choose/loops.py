@@ -229,6 +229,8 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         vector = 1  # its own lanes take neighbours, a thread each
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
+    if "pixels" in kernel.attrs:
+        return _turning(kernel, nest, vector, target, hints)
     if kernel.attrs.get("placed"):
         return _placing(kernel, nest, vector, target, tuple(hint(extent, hints) * 3 // 4 for extent in nest.extents))  # a hint is a power of two, and no less
     if not nest.reductions and not nest.sweeps:
@@ -319,6 +321,28 @@ def _placing(kernel: Kernel, nest: Nest, vector: int, target: Target, extents: t
     if rank > 1:
         tiles[-2] = max(1, points // tiles[-1])
     return Schedule(tuple(tiles), 1, vector, vector_index=rank - 1, threads=costs.placing_threads)
+
+
+def turned_columns(width: int, itemsize: int, target: Target) -> int:
+    """Columns of a row that a block turns from pixels: as many as leave few threads without results, and few borders between blocks."""
+    costs = target.costs.maps
+
+    def time(columns: int) -> float:
+        across = -(-width // columns)
+        return (1 + costs.border * across / (width * itemsize)) * (1 + costs.idle * (columns * across / width - 1))
+
+    return min((target.warp_size << power for power in range(4)), key=time)
+
+
+def _turning(kernel: Kernel, nest: Nest, vector: int, target: Target, hints: Mapping[str, int]) -> Schedule:
+    """Pixels that become rows of results (`passes/windows/pixel_phases.py`): a line of channels for each column of a row."""
+    costs, channel, columns = target.costs.maps, kernel.attrs["pixels"], kernel.attrs["columns"]
+    assert isinstance(channel, int) and isinstance(columns, int)
+    tiles = [1] * len(nest.extents)
+    tiles[channel] = max(vector, min(costs.turned_bytes // nest.narrowest, power_of_two(hint(nest.extents[channel], hints))))
+    tiles[-1] = columns
+    threads = max(target.warp_size, min(costs.turning_threads, tiles[channel] * columns // vector))
+    return Schedule(tuple(tiles), 1, vector, vector_index=channel, threads=threads, turned=True)
 
 
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target, vectors: int) -> Schedule:

@@ -116,8 +116,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         by_groups = tuple(s for _, s in triangular)
         return (*by_groups, *by_warps) if triangular and triangular[0][0] < other else (*by_warps, *by_groups)
     if has_warp_groups(kernel, found, target):
-        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
-        ranked.sort(key=lambda pair: pair[0])
+        ranked = warp_group_times(kernel, target, hints)
         by_warps, by_groups = _by_warps(kernel, found, target, hints, inner), tuple(s for _, s in ranked)
         if ranked and "pack" in (ranked[0][1].a_copy, ranked[0][1].b_copy) and len(found.k) == len(found.m) == len(found.n) == 1:
             # Warps bring factors that the copy engine cannot read as they lie; of few results and a long sum, and of few rows, the copies take longer than the product.
@@ -162,6 +161,15 @@ def _of_packed(kernel: Kernel, form: UnpackedForm, target: Target, hints: Mappin
 
 Ranked = list[tuple[float, Wgmma]]
 """Schedules and the microseconds they are thought to take."""
+
+
+def warp_group_times(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules of Hopper's warp-group instructions, with images turned or as they lie, best first; none where they do not multiply what the kernel does."""
+    found = find_contraction(kernel)
+    if found is None or not has_warp_groups(kernel, found, target):
+        return []
+    ranked = [*_by_warp_groups(kernel, found, target, hints, _inner(found, hints)), *_turned(kernel, found, target, hints)]
+    return sorted(ranked, key=lambda pair: pair[0])
 
 
 def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int], inner: int) -> Ranked:

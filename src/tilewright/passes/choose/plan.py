@@ -7,19 +7,31 @@ and joined, for the very sizes of a call: it leaves None where any size is serve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
 
 from tilewright.base.errors import UserError
+from tilewright.base.sizes import product
 from tilewright.base.target import Target
-from tilewright.ir.nodes import is_watched
+from tilewright.ir.nodes import Kernel, is_watched
 from tilewright.ir.program import Program
-from tilewright.passes.choose.loops import choose, placing_schedule, range_schedule, row_schedule
+from tilewright.passes.choose.loops import choose, placing_schedule, range_schedule, row_schedule, turned_columns
 from tilewright.passes.choose.packed_rows import packed_rows
 from tilewright.passes.choose.windows import window_schedule
 from tilewright.passes.choose.wishes import followed, wishes_for_loops, with_wishes
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, products_of
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, Wgmma, products_of
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.tree.metadata import KernelMetadata
+
+if TYPE_CHECKING:
+    from tilewright.passes.windows.gather_phases import PhaseGroup
+
+_LONGEST = 1 << 31
+"""Columns, rows and planes that 32 bits count."""
+_SHORT = 2
+"""Bytes of elements that leave one by one where they are not neighbours in registers."""
 
 
 def plan_contractions(
@@ -39,13 +51,14 @@ def plan_contractions(
     from tilewright.passes.choose.matrix import forced
     from tilewright.passes.schedules.attention import AttentionSchedule
     from tilewright.passes.schedules.text import parse_schedule
-    from tilewright.passes.windows.gather_phases import choose_gather
 
     plans: list[Plan] = []
     horizontal = bool(given) and products_of(parse_schedule(given)) > 1
     forced_schedule = "" if horizontal else given
     wished: set[int] = set()
+    others = _writing_pixels(program, forced_schedule)
     for number, call in enumerate(program.calls):
+        call = replace(call, kernel=others.get(number, call.kernel))
         watched = is_watched(call.kernel)
         if call.varies:
             plans.append(None)  # only loops take sizes that change from step to step
@@ -83,7 +96,7 @@ def plan_contractions(
         )  # fmt: skip
     if forced_schedule:
         return _in_groups(program, tuple(plans), given)
-    plans = list(choose_gather(program, tuple(plans), target, sizes))
+    plans = list(_choose_gather(program, tuple(plans), target, sizes))
     if wished or len(program.calls) == 1 or program.loops:
         return tuple(plans)
     return choose_horizontal_fusion(program, tuple(plans), target, sizes)[0]
@@ -94,7 +107,8 @@ def _in_groups(program: Program, plans: Plans, given: str) -> Plans:
     from tilewright.passes.windows.gather_phases import phase_groups
 
     gathered = {number for number, plan in enumerate(plans) if isinstance(plan, GpuProduct) and plan.gather}
-    known = {number for group in phase_groups(program) for number in group.numbers}
+    pixels = any(isinstance(plan, Wgmma) and plan.pixels for plan in plans)
+    known = {number for group in phase_groups(program) if not pixels or group.pixels is not None for number in group.numbers}
     if gathered - known:
         raise UserError.at(
             "TW020", f"schedule '{given}' does not fit {program.name}", program.span,
@@ -121,3 +135,67 @@ def choose_schedules(
         plan = plan or choose(call.kernel, target, hints, sizes=not wished)
         chosen.append(with_wishes(plan, call.kernel, target) if target.tuned and isinstance(plan, Schedule) else plan)
     return tuple(chosen)
+
+
+# -- phases of transposed convolutions ----------------------------------------------------------------------------------------------
+
+
+def _choose_gather(program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Plans:
+    """The schedules, with `gather` where one more kernel, which puts the results of a transposed convolution's phases in their places, takes less time than it saves. Phases write every second
+    element of rows, or third: where elements have two bytes, each is a store of its own, and so it is to scratch that lies as results do. Pixels with all of their channels leave by the copy engine,
+    and the kernel that gathers, which moves every result anyhow, turns them."""
+    from tilewright.passes.windows.gather_phases import phase_groups
+
+    chosen: list[Plan] = list(plans)
+    for group in phase_groups(program):
+        own = [plan for number in group.numbers if isinstance(plan := chosen[number], GpuProduct)]
+        if len(own) < len(group.numbers):
+            continue
+        pixels = _as_pixels(group, own, target, sizes)
+        if pixels:
+            chosen[group.numbers.start : group.numbers.stop] = pixels
+        elif group.pays(target, sizes):
+            chosen[group.numbers.start : group.numbers.stop] = [replace(plan, gather=True) for plan in own]
+    return tuple(chosen)
+
+
+def _as_pixels(group: PhaseGroup, plans: list[GpuProduct], target: Target, sizes: Mapping[str, int]) -> list[Wgmma]:
+    """Schedules of phases that write pixels; none where that cannot be, or takes longer."""
+    from tilewright.passes.choose.matrix import warp_group_times
+
+    whole, memory = product(group.memory.shape), group.memory
+    if memory.dtype.itemsize != _SHORT or group.periods[-1] == 1 or not whole.names <= sizes.keys() or not all(isinstance(p, Wgmma) for p in plans):
+        return []
+    pixels, costs, elements = group.pixels, target.costs.wgmma, whole.evaluate(sizes)
+    if pixels is None or max(extent.evaluate(sizes) for extent in memory.shape) >= _LONGEST:
+        return []
+    columns = turned_columns(max(1, memory.shape[-1].evaluate(sizes)), memory.dtype.itemsize, target)
+    filled = len(group.phases) / prod(group.periods)
+    moved = elements * memory.dtype.itemsize * (filled / costs.stream + (1 + filled) / costs.turn)
+    time, direct = target.costs.launch.second + moved, filled * elements / costs.singles
+    found: list[Wgmma] = []
+    for call, phase in zip(group.calls[-len(group.phases) :], group.phases, strict=True):
+        other = pixels.writing(call.kernel, phase.placed, "pixels")[0]
+        ranked, as_it_is = warp_group_times(other, target, sizes), warp_group_times(call.kernel, target, sizes)
+        best = next(((own, s) for own, s in ranked if s.store == "tma" and s.a_copy == "im2col"), None)
+        if best is None or not as_it_is:
+            return []
+        time, direct = time + best[0], direct + as_it_is[0][0]
+        found.append(replace(best[1], gather=True, pixels=columns))
+    return found if time < direct else []
+
+
+def _writing_pixels(program: Program, given: str) -> dict[int, Kernel]:
+    """The kernels of phases as they write pixels, by number of their call, where a schedule that somebody gave is for these."""
+    from tilewright.passes.schedules.text import parse_schedule
+    from tilewright.passes.windows.gather_phases import phase_groups
+
+    asked = parse_schedule(given) if "pixels=" in given else None
+    groups = phase_groups(program) if isinstance(asked, Wgmma) and asked.pixels else []
+    found: dict[int, Kernel] = {}
+    for group in groups:
+        pixels = group.pixels
+        for number, phase in zip(group.numbers, group.phases, strict=True):
+            if pixels is not None:
+                found[number] = pixels.writing(program.calls[number].kernel, phase.placed, "pixels")[0]
+    return found

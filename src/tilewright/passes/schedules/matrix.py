@@ -168,6 +168,9 @@ class Wgmma(GpuProduct):
     """How results leave: through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
     to_channels_last: str = ""
     """What is copied so that channels lie last: a convolution's input before it (`image`), its results after it (`result`), or `both`."""
+    pixels: int = 0
+    """With `gather`: scratch has all channels of a place side by side, and a block that gathers turns so many columns of results (`passes/windows/pixel_phases.py`); 0: scratch lies as
+    results do."""
     pdl: bool = False
     """Programmatic dependent launch: start before the kernel launched before has ended."""
     tf32_terms: int = 0

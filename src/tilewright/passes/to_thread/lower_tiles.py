@@ -840,11 +840,11 @@ class TileLowering(ThreadView):
 
             def alone(inner: Builder) -> list[Value]:
                 lanes = self._lanes_inside(inner, mask, cell)
-                self._store_pieces(inner, memory, self.singles(inner, tensor, held, pieces), value, lanes)
+                self.store_pieces(inner, memory, self.singles(inner, tensor, held, pieces), value, lanes)
                 return []
 
             def together(inner: Builder) -> list[Value]:
-                self._store_pieces(inner, memory, pieces, value, None)
+                self.store_pieces(inner, memory, pieces, value, None)
                 return []
 
             b.if_(self._whole(b, mask, cell), together, alone)
@@ -856,17 +856,17 @@ class TileLowering(ThreadView):
         singles = self.singles(b, tensor, held, pieces) if cut else pieces
         conditions = self.condition(b, mask, shape, cell, len(singles))
         if not (checked and cut):
-            self._store_pieces(b, memory, singles, value, conditions)
+            self.store_pieces(b, memory, singles, value, conditions)
             return
         # What is checked is nearly always inside: then vectors are written as such.
         assert conditions is not None
         b.if_(
             functools.reduce(b.logical_and, conditions),
-            lambda inner: self._store_pieces(inner, memory, pieces, value, None),
-            lambda inner: self._store_pieces(inner, memory, singles, value, conditions),
+            lambda inner: self.store_pieces(inner, memory, pieces, value, None),
+            lambda inner: self.store_pieces(inner, memory, singles, value, conditions),
         )
 
-    def _store_pieces(
+    def store_pieces(
         self, b: Builder, memory: Value, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None
     ) -> list[Value]:
         position = 0

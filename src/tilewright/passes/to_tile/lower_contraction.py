@@ -312,9 +312,23 @@ class _ContractionLowering(LoopLowering):
             )  # fmt: skip
         masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
         masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)
+        numbered = self._number_rows(b, row)
         sums = {product.reduction: total for product, total in zip(self.products, totals, strict=True)}
         env.update((reduction.result, total) for reduction, total in sums.items())
-        self.ops(b, [op for op in region.ops if op not in sums], env, masks)
+        env.update((op.result, number) for op, number in numbered.items())
+        self.ops(b, [op for op in region.ops if op not in sums and op not in numbered], env, masks)
+
+    def _number_rows(self, b: Builder, row: Value) -> dict[Op, Value]:
+        """Ops that count the rows of all tiles, and the numbers of this tile's: what the copy engine writes is then a plane of its array."""
+        found, numbered = self.found, dict[Op, Value]()
+        if len(found.m) == 1:
+            return numbered
+        steps = {found.indices[p]: size_product(found.extents[q] for q in found.m[place + 1 :]) for place, p in enumerate(found.m)}
+        for op in found.parallel.regions[0].ops:
+            form = found.forms.get(op.results[0]) if len(op.results) == 1 else None
+            if form is not None and dict(form.factors) == steps:
+                numbered[op] = self.index_tile(b, b.add(row, b.index(form.constant)), 0, self.matrix.m)
+        return numbered
 
     def _products_of_parts(self, b: Builder, k: Value, row: Value, column: Value, env: Mapping[Value, Value], total: Value) -> Value:
         """One step of a convolution in parts (`split_images`): each part of a factor is brought once."""

@@ -31,8 +31,9 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.common.simplify import simplify
-from tilewright.passes.schedules.matrix import GpuProduct
+from tilewright.passes.schedules.matrix import GpuProduct, Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.windows.pixel_phases import PixelPhases, PlacedPhase, channel_axis
 from tilewright.passes.windows.placing import PlacedAxis, place_values
 
 KEPT_BYTES = 24 << 20
@@ -44,10 +45,20 @@ WRITES = ("store", "atomic", "accumulate")
 class _Phase:
     """A kernel of one phase: its only store, and for every axis of the results the index along it and the rest it leaves."""
 
-    store: Op
     periods: tuple[int, ...]
-    rests: tuple[int, ...]
-    indices: tuple[Value, ...]
+    placed: PlacedPhase
+
+    @property
+    def store(self) -> Op:
+        return self.placed.store
+
+    @property
+    def rests(self) -> tuple[int, ...]:
+        return self.placed.rests
+
+    @property
+    def indices(self) -> tuple[Value, ...]:
+        return self.placed.indices
 
 
 @record
@@ -78,6 +89,15 @@ class PhaseGroup:
     def rests(self, axis: int) -> list[int]:
         """The rests that phases with terms leave along an axis."""
         return sorted({phase.rests[axis] for phase in self.phases})
+
+    @property
+    def pixels(self) -> PixelPhases | None:
+        """The same with scratch of pixels, where results have channels other than last."""
+        channels = {channel_axis(call.kernel, phase.placed) for call, phase in zip(self.calls[-len(self.phases) :], self.phases, strict=True)}
+        axis = channels.pop() if len(channels) == 1 else None
+        if axis is None or self.periods[axis] != 1:
+            return None
+        return PixelPhases(self.memory, self.periods, axis, tuple(tuple(self.rests(own)) for own in range(len(self.periods))))
 
     def slot(self, phase: _Phase) -> int:
         """A phase's number in scratch."""
@@ -153,7 +173,7 @@ def _phase(call: KernelCall) -> _Phase | None:
     args = nest.regions[0].args
     if any(store.operands[0] in op.operands for op in walk(kernel.body) if op is not store) or memory.rank != len(args):
         return None
-    periods, rests, indices = [], [], []
+    periods, rests, indices, extents = [], [], [], []
     for place, extent in zip(store.operands[1 : 1 + memory.rank], memory.shape, strict=True):
         form = forms[place]
         period, rest = (form.factors[0][1].constant if len(form.factors) == 1 else None), form.constant.constant
@@ -166,7 +186,9 @@ def _phase(call: KernelCall) -> _Phase | None:
         periods.append(period)
         rests.append(rest)
         indices.append(index)
-    return _Phase(store, tuple(periods), tuple(rests), tuple(indices)) if len(set(indices)) == len(args) else None
+        extents.append(walked.constant)
+    placed = PlacedPhase(store, tuple(rests), tuple(indices), tuple(extents))
+    return _Phase(tuple(periods), placed) if len(set(indices)) == len(args) else None
 
 
 def _covers(walked: Size, extent: Size, period: int, rest: int) -> bool:
@@ -183,19 +205,6 @@ def _constant(call: KernelCall) -> float | None:
         source = made.get(source.operands[0])
     value = source.attrs["value"] if source is not None and source.opcode == "const" else None
     return float(value) if isinstance(value, int | float) else None
-
-
-def choose_gather(program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Plans:
-    """The schedules, with phases gathered where that pays."""
-    chosen: list[Plan] = list(plans)
-    for group in phase_groups(program):
-        own = [chosen[number] for number in group.numbers]
-        if all(isinstance(plan, GpuProduct) for plan in own) and group.pays(target, sizes):
-            for number in group.numbers:
-                plan = chosen[number]
-                assert isinstance(plan, GpuProduct)
-                chosen[number] = replace(plan, gather=True)
-    return tuple(chosen)
 
 
 def gather_phases(program: Program, plans: Plans) -> tuple[Program, Plans]:
@@ -217,16 +226,33 @@ def gather_phases(program: Program, plans: Plans) -> tuple[Program, Plans]:
             schedules.append(plan)
             number += 1
             continue
-        kept = _scratch(group, len(scratch))
+        gathered, kept = _gathered(group, [plans[own] for own in group.numbers], len(scratch))
         assert isinstance(kept.type, Tensor)
         scratch.append(ProgramArray(kept.name, kept.type, "scratch"))
-        for own, phase in zip(group.numbers, group.phases, strict=True):
-            calls.append(_to_scratch(program.calls[own], group, phase, kept))
-            schedules.append(plans[own])
-        calls.append(_gathering(group, kept))
-        schedules.append(None)
+        calls += gathered
+        schedules += [*(plans[own] for own in group.numbers), None]
         number += len(group.calls)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+def _gathered(group: PhaseGroup, plans: list[Plan], number: int) -> tuple[list[KernelCall], Value]:
+    """The calls of phases that write to scratch, and of the kernel that takes results from there; the scratch."""
+    own = group.calls[-len(group.phases) :]
+    columns = max(plan.pixels if isinstance(plan, Wgmma) else 0 for plan in plans)
+    if not columns:
+        kept = _scratch(group, number)
+        return [*(_to_scratch(call, group, phase, kept) for call, phase in zip(own, group.phases, strict=True)), _gathering(group, kept)], kept
+    pixels, last = group.pixels, group.calls[-1]
+    if pixels is None:
+        raise CompilerBug.at("TW040", f"{last.kernel.name} has no pixels to gather", last.kernel.span)
+    kept = pixels.scratch(f"{last.kernel.attrs['phase_of']}.pixels{number}")
+    calls: list[KernelCall] = []
+    for call, phase in zip(own, group.phases, strict=True):
+        kernel, view = pixels.writing(call.kernel, phase.placed, kept.name)
+        names = dict(zip(call.kernel.params, call.args, strict=True)) | {view: kept.name}
+        calls.append(replace(call, kernel=kernel, args=tuple(names[p] for p in kernel.params)))
+    gather = pixels.gathering(last.kernel, group.phases[-1].store, kept, group.empty or 0.0, columns)
+    return [*calls, KernelCall(gather, (_written(last), kept.name))], kept
 
 
 def _scratch(group: PhaseGroup, number: int) -> Value:

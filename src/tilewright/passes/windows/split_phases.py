@@ -176,8 +176,23 @@ def _finished(kernel: Kernel) -> Kernel:
         kernel = simplify(_folded(kernel))
         shorter = _shortened(kernel)
         if shorter is None:
-            return simplify(join_guards(kernel))
+            return simplify(_without_zeros(join_guards(kernel)))
         kernel = shorter
+
+
+def _without_zeros(kernel: Kernel) -> Kernel:
+    """Sums all of whose terms are zero, since no tap of the phase divides, are zero."""
+
+    def fold(b: Builder, op: Op) -> Sequence[Value] | None:
+        if not is_sum(op):
+            return None
+        term = op.regions[0].ops[-1].operands[0]
+        source = next((o for o in op.regions[0].ops if term in o.results), None)
+        if source is None or source.opcode != "const" or source.attrs["value"] != 0:
+            return None
+        return [b.const(0, dtype_of(op.result.type))]
+
+    return eliminate_dead(rewrite(kernel, fold))
 
 
 def _folded(kernel: Kernel) -> Kernel:

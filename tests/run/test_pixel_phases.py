@@ -1,0 +1,94 @@
+"""Transposed convolutions of two-byte elements on Hopper: phases write pixels to scratch by the copy engine, and one kernel turns them to rows of results through shared memory. Executed by the
+emulator, at the tile stage and at the thread stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from bench.families import convolutions
+
+import tilewright as tw
+from images_reference import Steps, transposed
+from tilewright.base.errors import UserError
+from tilewright.ir.emulator import run_program
+from tilewright.ir.nodes import walk
+from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.schedules.matrix import Wgmma
+
+BF16 = ml_dtypes.bfloat16
+PIXELS = "family=wgmma m=64 n=64 k=64 stages=2 to_channels_last=image gather=1 pixels=32"
+
+
+def normal(*shape: int, dtype: Any = BF16) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+def results(kernel: Any, schedule: str = PIXELS, **arrays: np.ndarray) -> list[np.ndarray]:
+    """At both stages; phases leave by the copy engine, and the last kernel turns what they left."""
+    stages = tw.kernel(schedule=schedule)(kernel.python).stages(*arrays.values(), target="sm_90a").stages
+    phases = [call.kernel for call in stages.thread.calls if str(call.kernel.attrs.get("schedule")).startswith("family=wgmma")]
+    assert phases and all(any(op.opcode == "tma_store" for op in walk(k.body)) for k in phases)
+    assert any(isinstance(s, Schedule) and s.turned for s in stages.schedules)
+    return [np.asarray(next(iter(run_program(stage, arrays).values()))).astype(np.float64) for stage in (stages.tile, stages.thread)]
+
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+CASES: dict[str, tuple[Any, Shapes, Steps, Steps, int]] = {
+    "every phase": (convolutions.transposed2d((2, 2), (1, 0), 1, False), ((1, 64, 4, 5), (64, 64, 3, 3)), (2, 2), (1, 0), 1),
+    "a few channels more": (convolutions.transposed2d((2, 2), (0, 1), 1, True), ((2, 20, 3, 5), (20, 67, 3, 4)), (2, 2), (0, 1), 1),
+    "few channels": (convolutions.transposed2d((3, 3), (1, 2), 1, False), ((2, 34, 4, 3), (34, 9, 4, 5)), (3, 3), (1, 2), 1),
+    "rows of two blocks": (convolutions.transposed2d((1, 2), (0, 0), 1, False), ((1, 17, 2, 17), (17, 16, 1, 3)), (1, 2), (0, 0), 1),
+    "taps that never divide": (convolutions.transposed2d((2, 2), (2, 2), 2, False), ((1, 33, 4, 5), (33, 20, 3, 3)), (2, 2), (2, 2), 2),
+    "phases without terms": (convolutions.transposed2d((4, 4), (0, 1), 1, True), ((1, 31, 3, 4), (31, 20, 3, 5)), (4, 4), (0, 1), 1),
+    "one axis": (convolutions.transposed1d(3, 1, 2, 0), ((2, 33, 40), (33, 20, 4)), (3,), (1,), 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_phases_write_pixels(name: str) -> None:
+    kernel, (one, other), stride, padding, dilation = CASES[name]
+    x, w = normal(*one), normal(*other)
+    want = transposed(x, w, stride, padding, dilation)
+    for found in results(kernel, x=x, w=w):
+        assert found.shape == want.shape
+        assert np.abs(found - want).max() <= 8e-3 * np.abs(want).max()
+
+
+def test_zeros_of_taps_that_never_divide_are_no_phases() -> None:
+    """With steps of two and taps two apart, three phases of four have no term: one kernel computes, another writes all results."""
+    x, w = np.zeros((4, 64, 40, 40), np.float32), np.zeros((64, 40, 3, 3), np.float32)
+    kernel: Any = convolutions.transposed2d((2, 2), (2, 2), 2, False)
+    calls = [call.kernel.name for call in kernel.stages(x, w, target="sm_90a").stages.tile.calls]
+    assert [name for name in calls if ".phase" in name and name.split(".")[-1].startswith("phase")] == ["joined.phase0"]
+
+
+def test_pixels_are_written_where_results_are_many() -> None:
+    kernel: Any = convolutions.transposed2d((2, 2), (0, 0), 1, False)
+    for side, pixels in ((8, False), (60, True)):
+        stages = kernel.stages(np.zeros((4, 64, side, side), BF16), np.zeros((64, 128, 3, 3), BF16), target="sm_90a").stages
+        assert any(isinstance(s, Wgmma) and s.pixels for s in stages.schedules) == pixels
+        assert any(isinstance(s, Schedule) and s.turned for s in stages.schedules) == pixels
+
+
+def test_wide_elements_keep_their_order() -> None:
+    kernel: Any = convolutions.transposed2d((2, 2), (0, 0), 1, False)
+    stages = kernel.stages(np.zeros((4, 64, 60, 60), np.float32), np.zeros((64, 128, 3, 3), np.float32), target="sm_90a").stages
+    assert not any(isinstance(s, Wgmma) and s.pixels for s in stages.schedules)
+
+
+def test_nothing_stays_of_earlier_pixels() -> None:
+    """NaN of one call are not seen by the next: every element that is read has been written."""
+    kernel, (one, other), stride, padding, dilation = CASES["few channels"]
+    x, w = normal(*one), normal(*other)
+    x[1] = np.nan
+    want = transposed(x, w, stride, padding, dilation)
+    for found in results(kernel, x=x, w=w):
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(want))
+
+
+def test_only_phases_write_pixels() -> None:
+    with pytest.raises(UserError, match="gather is for the phases"):
+        results(convolutions.conv2d((1, 1), (1, 1), 1, True), PIXELS.replace("gather", "swap_ab=1 gather"), x=normal(2, 33, 7, 9), w=normal(17, 33, 3, 3))

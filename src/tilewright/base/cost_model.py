@@ -159,6 +159,8 @@ class WarpCosts:
     taken_apart: float = 3e-5
     brought: float = 7.7e-5
     """What it takes to make two parts of tf32 of an f32 for matrix instructions, and to bring one by itself to shared memory, for each element and multiprocessor."""
+    words: float = 30e3
+    """Bytes that sixteen warps of a multiprocessor bring in copies of four or eight bytes each, about."""
     busy_warps: int = 8
     """Warps that keep a multiprocessor busy: two for each of its four schedulers."""
     packing: float = 0.75
@@ -268,6 +270,11 @@ class MapCosts:
     """So short a reduction, where results lie side by side too, is not spread over threads."""
     across: int = 8
     """Lanes of a warp along the index that what is read lies along, where results lie along another."""
+    turned_side: int = 64
+    turned_threads: int = 256
+    """Side of a square that a block reads along memory, where results lie along the other axis, and threads of such a block."""
+    turned_vector: int = 16
+    """Bytes of results' rows that can be written at once, from which on lanes read across memory: vectors make up for it."""
     window_threads: int = 128
     window_results: int = 32
     """Results of a thread: a vector, and as many as it takes along the index it walks itself, but no more than `window_along` there."""

@@ -25,8 +25,10 @@ from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.mma import (
     SHORT_TERMS,
+    SHORT_WORD,
     SHORTEST,
     THIN,
+    in_words,
     is_deep,
     is_thin,
     mma_schedules,
@@ -56,10 +58,6 @@ GUARDED = 0.35
 """The part of their rate that warps reach which test guards of elements on their way to shared memory."""
 UNEVEN = 0.25
 """The part of a whole tile's time for which tiles with sums of different lengths leave multiprocessors without work at the end."""
-WORD = 8
-"""Bytes from which on threads bring a factor nearly as fast as the copy engine does."""
-SHORT_WORD = 4
-"""The same where memory takes the time: copies of so many bytes need no register on their way."""
 NARROW = 24
 """Columns that multiplying none would cost as much as, by how instructions with few columns slow down."""
 LARGE = 1 << 14
@@ -125,21 +123,13 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
             if is_thin(shape.m, shape.n):
                 # The short factor hardly counts.
                 long = found.b if shape.m <= shape.n else found.a
-                pays = _way(kernel, found, long, inner) == "pack" and _in_words(kernel, long, SHORT_WORD)
+                pays = _way(kernel, found, long, inner) == "pack" and in_words(kernel, long, SHORT_WORD)
             else:
-                pays = is_deep(shape.m, shape.n, shape.k) and all(_in_words(kernel, factor, WORD) for factor in (found.a, found.b))
+                pays = is_deep(shape.m, shape.n, shape.k) and all(in_words(kernel, factor, SHORT_WORD) for factor in (found.a, found.b))
             if pays and warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) < ranked[0][0]:
                 return (*by_warps, *by_groups)
         return (*by_groups, *by_warps)
     return _by_warps(kernel, found, target, hints, inner)
-
-
-def _in_words(kernel: Kernel, factor: Factor, word: int) -> bool:
-    """Whether threads can bring a factor of two-byte elements in words of so many bytes: rows begin at such."""
-    tensor = factor.tensor
-    if tensor is None or tensor.dtype.itemsize != 2 or tensor.align < word or tensor.strides[-1] != ONE:
-        return False
-    return not any(divisors.of_size(x, kernel.facts) * tensor.dtype.itemsize % word for x in tensor.strides[:-1])
 
 
 def gains_on_cpu(form: UnpackedForm) -> bool:
@@ -743,13 +733,29 @@ def _long_sums(shape: ProductShape, target: Target) -> list[Wgmma]:
     for groups, m in ((1, 64), (2, 128), (3, 192), (2, 256)):
         for n in (64, 128, 192, 256):
             if m - 64 < shape.m and n - 64 < shape.n:
-                whole = Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1)
-                room = target.max_shared - 2048 - groups * 64 * 128
-                whole = replace(whole, stages=min(8, room // ((m + n) * 128)))
-                parts = min(target.multiprocessors // max(1, _tiles(whole, shape)), shape.k // 512)
-                if parts > 1 and whole.has_room(target):
-                    found.append(replace(whole, split_k=parts))
+                found += _in_long_parts(Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1), shape, target)
+        for swap, rows, columns in ((False, shape.m, shape.n), (True, shape.n, shape.m)):
+            for n in _fitting(columns):
+                if m - 64 < rows:
+                    found += _in_long_parts(Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1, swap_ab=swap, store="direct"), shape, target)
     return found
+
+
+def _fitting(columns: int) -> list[int]:
+    """Columns of a tile that leave hardly any of its instructions without work: those of one of a few like parts."""
+    widths = dict.fromkeys(-(-columns // parts // 8) * 8 for parts in range(1, 5))
+    return [n for n in widths if NARROW < n <= 256 and n % 64]
+
+
+def _in_long_parts(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
+    """The schedule with as many stages as there is room for, and a part of the sum for every multiprocessor; nothing where it has no room or one part."""
+    room = target.max_shared - 2048 - schedule.math_warpgroups * 64 * 128
+    deep = replace(schedule, stages=min(8, room // ((schedule.m + schedule.n) * 128)))
+    parts = min(target.multiprocessors // max(1, _tiles(deep, shape)), shape.k // 512)
+    # Columns that are no whole pieces leave from registers.
+    whole = replace(deep, n=-(-deep.n // 64) * 64)
+    fits = whole.has_room(target) if deep.n % 64 == 0 else deep.rows * deep.n // 128 <= (192 if deep.math_warpgroups < 3 else 112)
+    return [replace(deep, split_k=parts)] if parts > 1 and fits and deep.stages > 2 else []
 
 
 def _deep(schedule: Wgmma, target: Target) -> Wgmma:

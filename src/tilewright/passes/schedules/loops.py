@@ -28,6 +28,8 @@ class Schedule:
     threads: int = 1
     across: int = 1
     """Lanes along the other tiled index, where loads walk memory along that one: both loads and stores then use whole sectors."""
+    turned: bool = False
+    """GPU: what lies across the results is read along memory, and handed over in shared memory (`turned_loads`)."""
     window: bool = False
     """GPU: results read overlapping windows, and each thread has several of them to share what it loads (`lower_windows`)."""
     along: int = -1
@@ -88,5 +90,5 @@ class Schedule:
         return self.vector * self.threads * self.cluster // (self.tiles[-1] if self.tiles else 1)
 
     def describe(self) -> str:
-        flags = ("whole", "shifted", "flat", "scan")
+        flags = ("whole", "shifted", "flat", "scan", "turned")
         return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k in flags and v))

@@ -41,6 +41,7 @@ from tilewright.passes.common.registers import (
 )
 from tilewright.passes.to_thread.masked_vectors import lanes_of
 from tilewright.passes.to_thread.tile_reductions import TileReductions
+from tilewright.passes.to_thread.turned_loads import load_turned
 from tilewright.passes.to_thread.turned_stores import store_turned
 
 if TYPE_CHECKING:
@@ -629,6 +630,10 @@ class TileLowering(ThreadView):
             else:
                 assert isinstance(mask, Value)
                 self.env[op.result] = self.guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
+            return
+        turned = load_turned(self, b, memory, held, result.shape, mask) if self.kernel.attrs.get("turned") else None
+        if turned is not None:
+            self.env[op.result] = turned
             return
         cells: dict[Cell, Value] = {}
         cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []

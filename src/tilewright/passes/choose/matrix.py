@@ -748,14 +748,13 @@ def _fitting(columns: int) -> list[int]:
 
 
 def _in_long_parts(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
-    """The schedule with as many stages as there is room for, and a part of the sum for every multiprocessor; nothing where it has no room or one part."""
-    room = target.max_shared - 2048 - schedule.math_warpgroups * 64 * 128
+    """The schedule with as many stages as there is room for, and a part of the sum for every multiprocessor; nothing where it has no room, or one part."""
+    groups = schedule.math_warpgroups
+    room = target.max_shared - 2048 - groups * 64 * 128
     deep = replace(schedule, stages=min(8, room // ((schedule.m + schedule.n) * 128)))
     parts = min(target.multiprocessors // max(1, _tiles(deep, shape)), shape.k // 512)
-    # Columns that are no whole pieces leave from registers.
-    whole = replace(deep, n=-(-deep.n // 64) * 64)
-    fits = whole.has_room(target) if deep.n % 64 == 0 else deep.rows * deep.n // 128 <= (192 if deep.math_warpgroups < 3 else 112)
-    return [replace(deep, split_k=parts)] if parts > 1 and fits and deep.stages > 2 else []
+    registers = deep.rows * deep.n // 128
+    return [replace(deep, split_k=parts)] if parts > 1 and deep.stages > 1 and registers <= (192 if groups < 3 else 112) else []
 
 
 def _deep(schedule: Wgmma, target: Target) -> Wgmma:

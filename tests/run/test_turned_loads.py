@@ -71,8 +71,9 @@ def test_views() -> None:
 
 
 def test_vectors_and_several_arrays_are_read_as_before() -> None:
-    """Rows that are whole vectors make up for lanes that read far apart; of two arrays one lies as the results do."""
-    assert not is_turned(turned_over, np.empty((512, 131), np.float32))
+    """Rows that are whole vectors of narrow elements make up for lanes that read far apart; of two arrays one lies as the results do."""
+    assert not is_turned(turned_over, np.empty((512, 131), np.float16))
+    assert is_turned(turned_over, np.empty((512, 131), np.float32))
     x, y = np.random.default_rng(3).standard_normal((2, 67, 131)).astype(np.float32)
     assert not is_turned(turned_and_added, x, y.T.copy())
     np.testing.assert_array_equal(emulated(turned_and_added, x, y.T.copy()), x.T + y.T)

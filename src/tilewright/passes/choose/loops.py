@@ -353,8 +353,8 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
 
 
 def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:
-    """The schedule of a transposition whose results' rows begin anywhere: no vectors of results make up for lanes that read far apart, so that blocks read squares along
-    memory. None for all else."""
+    """The schedule of a transposition whose blocks read squares along memory. None for all else, and for narrow elements whose results' rows are whole vectors, which make
+    up for lanes that read far apart."""
     axis, costs = vector_index(nest), target.costs.maps
     if axis < 0 or kernel.attrs.get("in_order") or target.kind != "nvptx" or is_watched(kernel):
         return None
@@ -364,7 +364,7 @@ def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
         return None
     if min(hint(nest.extents[p], hints) for p in (axis, other)) < costs.turned_side // 2:
         return None
-    if stored_width(kernel, nest, axis, vector) * nest.narrowest >= costs.turned_vector:
+    if nest.narrowest < costs.turned_from and stored_width(kernel, nest, axis, vector) * nest.narrowest >= target.vector_bytes:
         return None
     tiles = [1] * len(nest.extents)
     tiles[axis], tiles[other] = costs.turned_side, costs.turned_side // (2 if nest.widest > 4 else 1)

@@ -33,6 +33,7 @@ from tilewright.passes.choose.mma import (
     is_thin,
     mma_schedules,
     precision_of,
+    runs_along,
     warp_time,
 )
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
@@ -709,7 +710,7 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
             other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
             candidates.append(_deep(other, target))
     if is_deep(shape.m, shape.n, shape.k) and shape.batch == 1:
-        candidates += _long_sums(shape, target)
+        candidates += _long_sums(found, shape, target)
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
 
@@ -726,19 +727,19 @@ def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
     return found
 
 
-def _long_sums(shape: ProductShape, target: Target) -> list[Wgmma]:
+def _long_sums(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmma]:
     """Tiles for few results and a long sum, whose time is that of reading both factors: tiles so large that hardly a byte comes twice, and a part of the sum for
     every multiprocessor."""
-    found: list[Wgmma] = []
+    tiles: list[Wgmma] = []
     for groups, m in ((1, 64), (2, 128), (3, 192), (2, 256)):
         for n in (64, 128, 192, 256):
             if m - 64 < shape.m and n - 64 < shape.n:
-                found += _in_long_parts(Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1), shape, target)
-        for swap, rows, columns in ((False, shape.m, shape.n), (True, shape.n, shape.m)):
-            for n in _fitting(columns):
-                if m - 64 < rows:
-                    found += _in_long_parts(Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1, swap_ab=swap, store="direct"), shape, target)
-    return found
+                tiles.append(Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1))
+        for swap, factor, rows, columns in ((False, found.b, shape.m, shape.n), (True, found.a, shape.n, shape.m)):
+            # Rows that run across the sum come in whole blocks; to turn them first takes longer than to pack them as they lie.
+            if m - 64 < rows and runs_along(found, factor):
+                tiles += [Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1, swap_ab=swap, store="direct") for n in _fitting(columns)]
+    return [deep for tile in tiles for deep in _in_long_parts(tile, shape, target)]
 
 
 def _fitting(columns: int) -> list[int]:
@@ -841,7 +842,8 @@ def cost(
         total -= launch.saved_early
         filled = blocks / target.multiprocessors
         uneven = 0.5 < filled < 0.95 or 1 < filled < 1.9
-        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > 2.5 * read):
+        again = 2.0 if is_deep(shape.m, shape.n, shape.k) else 2.5
+        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > again * read):
             total += launch.scattered * max(main, traffic)
     if schedule.cluster_k > 1:
         total += (schedule.cluster_k - 1) * (costs.exchange + 4 * area / costs.box)

@@ -127,9 +127,12 @@ def _work(kernel: Kernel, found: Contraction, batch: int, m: int, n: int, k: int
     """What a contraction of these sizes computes."""
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
     plain = batch == 1 and len(found.k) == len(found.m) == len(found.n) == 1
-    words = plain and operand.itemsize == 2 and is_deep(m, n, k) and not is_thin(m, n) and all(in_words(kernel, f, SHORT_WORD) for f in (found.a, found.b))
-    words = words and not all(reads_vectors(kernel, found, f) for f in (found.a, found.b))
-    return TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1, words)
+    words = tuple(not reads_vectors(kernel, found, f) for f in (found.a, found.b))
+    deep = plain and operand.itemsize == 2 and is_deep(m, n, k) and not is_thin(m, n)
+    if not (deep and any(words) and all(in_words(kernel, f, SHORT_WORD) for f in (found.a, found.b))):
+        words = ()
+    along = all(runs_along(found, f) for f in (found.a, found.b))
+    return TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1, along, words)
 
 
 def in_words(kernel: Kernel, factor: Factor, word: int) -> bool:
@@ -188,8 +191,10 @@ class TileWork:
     k: int
     windows: bool = False
     """Sums run over a window: what is read, each place comes several times and from a cache. Their time is that of multiplying, however few columns there are."""
-    words: bool = False
-    """Results are few, sums long, and threads bring elements of two bytes in words, for rows begin anywhere: that takes the time."""
+    along: bool = False
+    """Rows of both factors run along the sum."""
+    words: tuple[bool, ...] = ()
+    """Results are few, sums long, and threads bring elements of two bytes, which takes the time: of which factors in words, for their rows begin anywhere. Else nothing."""
 
     @property
     def is_thin(self) -> bool:
@@ -299,13 +304,14 @@ _MMA = (
 )
 """For elements of two bytes; `k` shrinks or grows with the element."""
 
-_MMA_F64 = (
-    Mma(64, 64, 16, stages=4, warps_m=2, warps_n=2, persistent=False),
-    Mma(128, 128, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
-    Mma(128, 64, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
-    Mma(32, 32, 32, stages=3, warps_m=2, warps_n=2, persistent=False),
-)
-"""Of tiles that are thought to take as long the first is taken."""
+_MMA_F64 = tuple(
+    Mma(m, n, k, stages=stages, warps_m=down, warps_n=across, persistent=False)
+    for m, n, k, stages, down, across in (
+        (64, 64, 16, 4, 2, 2), (128, 128, 16, 3, 4, 2), (128, 64, 16, 3, 4, 2), (64, 128, 16, 3, 2, 4), (64, 96, 16, 4, 2, 2), (96, 64, 16, 4, 2, 2),
+        (96, 96, 16, 3, 2, 2), (96, 128, 16, 3, 2, 4), (128, 96, 16, 3, 4, 2), (96, 192, 16, 3, 2, 4), (192, 96, 16, 3, 4, 2), (32, 32, 32, 3, 2, 2),
+    )
+)  # fmt: skip
+"""Of tiles that are thought to take as long the first is taken. Those between the others leave fewer multiprocessors without work in the last round."""
 
 _LOOSE = (
     Mma(128, 128, 16, stages=3, warps_m=2, warps_n=4, persistent=False),
@@ -403,7 +409,7 @@ def _thin_of_words(found: Contraction, m: int, n: int) -> Mma:
     """The same for elements of two bytes whose rows begin anywhere: a thread brings a word or an element at a time, so that all that counts is how many are on
     their way, and that whole lines of memory are."""
     few = next(w for w in (16, 32, FEW) if w >= min(m, n))
-    if _runs_along(found, found.b if m <= n else found.a):
+    if runs_along(found, found.b if m <= n else found.a):
         tile = Mma(few, 64, 64, stages=4, warps_m=1, warps_n=4, persistent=False)
     else:
         tile = Mma(few, 256, 32, stages=4, warps_m=1, warps_n=8, persistent=False)
@@ -441,7 +447,7 @@ def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
     if max(len(found.m), len(found.n)) > 1 and found.accumulator.itemsize < 8:
         tiles += [s if len(found.n) > 1 else replace(s, m=s.n, n=s.m, warps_m=s.warps_n, warps_n=s.warps_m) for s in _FMA_IMAGES]
     plain = len(found.k) == len(found.m) == len(found.n) == 1 and found.a.dtype is found.b.dtype is f32
-    first, second = (plain and _runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
+    first, second = (plain and runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
     if first or second:
         tiles.append(replace(tiles[0], a_copy="pack" if first else "tma", b_copy="pack" if second else "tma"))
     return tiles
@@ -454,7 +460,7 @@ def _with_room(schedule: Fma, operand: DType, total: DType, target: Target) -> F
     return schedule
 
 
-def _runs_along(found: Contraction, factor: Factor) -> bool:
+def runs_along(found: Contraction, factor: Factor) -> bool:
     """Whether a factor's rows in memory run along the sum."""
     lies = plane(found, factor)
     return lies is not None and factor.tensor is not None and lies.k == factor.tensor.rank - 1
@@ -465,7 +471,7 @@ def turned(found: Contraction, schedule: WarpProduct) -> int:
     if not isinstance(schedule, Fma):
         return 0
     ways = ((found.a, schedule.a_copy), (found.b, schedule.b_copy))
-    return sum(1 for factor, way in ways if way != "pack" and _runs_along(found, factor))
+    return sum(1 for factor, way in ways if way != "pack" and runs_along(found, factor))
 
 
 # -- the model ------------------------------------------------------------------------------------------------------
@@ -499,9 +505,12 @@ def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0
     together = _together(schedule, work, target)
     # Small tiles read their operands more often.
     most = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
+    known = costs.f64_rates.get((schedule.m, schedule.n)) if work.operand is f64 and isinstance(schedule, Mma) and "wgmma" in target.features else None
     if work.operand is f64 and isinstance(schedule, Mma):
         # Instructions of f64 take as long as a warp reads 32x32 results' operands from shared memory; no tile gains beyond.
         most = 1 / max(1.0, 0.5 + 8 * (schedule.warps_m / schedule.m + schedule.warps_n / schedule.n))
+    if known is not None:
+        most = known[int(work.along)]
     reached = rate(schedule, work, target) / (1 + costs.transposing[turning])
     feed = costs.feed * target.bandwidth * 1e6 / target.multiprocessors
 
@@ -509,13 +518,16 @@ def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0
         """The time of so many blocks side by side on one multiprocessor."""
         warps = blocks * schedule.threads / target.warp_size
         if work.words:
-            return blocks * (schedule.m + schedule.n) * (k + 128) * size / (costs.words * min(1.0, warps / (2 * costs.busy_warps)))
+            brought = sum(side / (costs.words if apart else costs.vectors) for side, apart in zip((schedule.m, schedule.n), work.words, strict=True))
+            return blocks * brought * (k + 128) * size / min(1.0, warps / (2 * costs.busy_warps))
         if _has_few(schedule):
             # Each warp takes apart what it multiplies, besides what all bring.
             taken = schedule.m * schedule.warps_n + schedule.n * schedule.warps_m
             each = area / reached + taken * costs.taken_apart + (schedule.m + schedule.n) * costs.brought
             return blocks * (k + 128) * each / min(1.0, warps / costs.busy_warps)
         busy = min(most, warps / costs.busy_warps)
+        if known is not None and tiles > together * target.multiprocessors:
+            busy = most  # blocks of the last round begin before those of the one before have ended
         computed = blocks * area * (k + 64) / (reached * busy)
         fed = blocks * (schedule.m + schedule.n) * k * size / feed if feed else 0.0
         return max(computed, fed)

@@ -631,10 +631,11 @@ class TileLowering(ThreadView):
                 assert isinstance(mask, Value)
                 self.env[op.result] = self.guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
             return
-        turned = load_turned(self, b, memory, held, result.shape, mask) if self.kernel.attrs.get("turned") else None
-        if turned is not None:
-            self.env[op.result] = turned
-            return
+        if self.kernel.attrs.get("turned") and not self.depth:
+            turned = load_turned(self, b, memory, held, result.shape, mask, lambda where, inside: self._element(b, memory, where, inside))
+            if turned is not None:
+                self.env[op.result] = turned
+                return
         cells: dict[Cell, Value] = {}
         cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []
         once = self._same_for_vectors(held, result.shape)
@@ -674,6 +675,10 @@ class TileLowering(ThreadView):
             assert isinstance(mask, Mask)
             cells[cell] = self._with_singles(b, memory, held, pieces, (mask, cell), (whole, cells[cell]))
         self.env[op.result] = Registers(result.shape, cells)
+
+    def _element(self, b: Builder, memory: Value, indices: Sequence[Value], inside: Value | None) -> Value:
+        """One element, which is read only where it is inside."""
+        return self.plain_load(b, memory, indices, 1) if inside is None else self.guarded_load(b, memory, indices, 1, inside)
 
     def _same_for_vectors(self, indices: Sequence[Held], shape: Shape) -> bool:
         """Whether all elements of a thread's vector are at the same place, which a quotient of their index says."""

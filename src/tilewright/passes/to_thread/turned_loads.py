@@ -10,28 +10,26 @@ its own elements:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from tilewright.base.sizes import ONE
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tensor
-from tilewright.passes.common.registers import Held, Mask, RegisterIndex, Registers, Shape
-
-if TYPE_CHECKING:
-    from tilewright.passes.to_thread.lower_tiles import TileLowering
+from tilewright.passes.common.registers import Held, Mask, RegisterIndex, Registers, Shape, ThreadView
 
 BANK = 4
 """Bytes by which rows in shared memory are longer than the tile: neighbours down a column lie in different banks."""
 
 
-def load_turned(view: TileLowering, b: Builder, memory: Value, indices: Sequence[Held], shape: Shape, mask: Held | None) -> Registers | None:
-    """The tile, read along memory; None where it does not run across the lanes, or a mask asks more than where its edges are."""
+def load_turned(
+    view: ThreadView, b: Builder, memory: Value, indices: Sequence[Held], shape: Shape, mask: Held | None, read: Callable[[Sequence[Value], Value | None], Value]
+) -> Registers | None:
+    """The tile, read along memory; None where it does not run across the lanes, or a mask asks more than where its edges are. `read`: an element, under a condition."""
     tensor = memory.type
     assert isinstance(tensor, Tensor)
     other = 1 - view.axis
-    if view.depth or len(shape) != 2 or view.vector > 1 or tensor.space != "global" or not _runs_along(tensor, indices, other):
+    if len(shape) != 2 or view.vector > 1 or tensor.space != "global" or not _runs_along(tensor, indices, other):
         return None
     if isinstance(mask, Registers) or (isinstance(mask, Mask) and mask.others):
         return None
@@ -41,14 +39,12 @@ def load_turned(view: TileLowering, b: Builder, memory: Value, indices: Sequence
     rows = threads // width
     along, down = b.op("and", view.thread, b.index(width - 1)), b.op("shr", view.thread, b.index(width.bit_length() - 1))
     shared = b.op("alloc", dtype=tensor.dtype, shape=(shape[view.axis], width + max(1, BANK // tensor.dtype.itemsize)), space="shared")
-    read: list[tuple[Value, Value]] = []
+    elements: list[tuple[Value, Value]] = []
     for first in range(0, shape[view.axis], rows):
         row = b.add(down, b.index(first)) if first else down
         place = {other: along, view.axis: row}
-        where = [_at(b, held, place) for held in indices]
-        condition = _inside(b, mask, place)
-        read.append((row, view.plain_load(b, memory, where, 1) if condition is None else view.guarded_load(b, memory, where, 1, condition)))
-    for row, value in read:
+        elements.append((row, read([_at(b, held, place) for held in indices], _inside(b, mask, place))))
+    for row, value in elements:
         b.multi("store", shared, row, along, value)
     b.multi("barrier")
     cells = {}

@@ -281,8 +281,8 @@ class MapCosts:
     turned_side: int = 64
     turned_threads: int = 256
     """Side of a square that a block reads along memory, where results lie along the other axis, and threads of such a block."""
-    turned_from: int = 4
-    """Bytes of elements from which on that is faster than vectors of results, too."""
+    turned_below: int = 8
+    """Bytes of elements below which that is faster than vectors of results, too."""
     window_threads: int = 128
     window_results: int = 32
     """Results of a thread: a vector, and as many as it takes along the index it walks itself, but no more than `window_along` there."""

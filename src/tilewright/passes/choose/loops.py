@@ -353,8 +353,8 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
 
 
 def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:
-    """The schedule of a transposition whose blocks read squares along memory. None for all else, and for narrow elements whose results' rows are whole vectors, which make
-    up for lanes that read far apart."""
+    """The schedule of a transposition whose blocks read squares along memory. None for all else, and for wide elements whose results' rows are whole vectors: lanes that read
+    across memory read whole sectors then."""
     axis, costs = vector_index(nest), target.costs.maps
     if axis < 0 or kernel.attrs.get("in_order") or target.kind != "nvptx" or is_watched(kernel):
         return None
@@ -362,9 +362,9 @@ def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
     loads = [op for op in walk(kernel.body) if op.opcode == "load"]
     if other < 0 or len(loads) != 1 or any(op.opcode in ("for", "while", "if") for op in walk(nest.parallel.regions[0])):
         return None
-    if min(hint(nest.extents[p], hints) for p in (axis, other)) < costs.turned_side // 2:
+    if min(hint(nest.extents[p], hints) for p in (axis, other)) < costs.turned_side:
         return None
-    if nest.narrowest < costs.turned_from and stored_width(kernel, nest, axis, vector) * nest.narrowest >= target.vector_bytes:
+    if nest.narrowest >= costs.turned_below and stored_width(kernel, nest, axis, vector) * nest.narrowest >= target.vector_bytes:
         return None
     tiles = [1] * len(nest.extents)
     tiles[axis], tiles[other] = costs.turned_side, costs.turned_side // (2 if nest.widest > 4 else 1)

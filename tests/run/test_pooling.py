@@ -104,7 +104,7 @@ def expected(x: np.ndarray, pool: Pool, kind: str, rank: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("device", ["emulator:thread", "cpu"])
-@pytest.mark.parametrize("pool", [(2, 2, 0, 1), (3, 2, 1, 1), (3, 4, 1, 1), (3, 1, 2, 2), (8, 3, 2, 1), (11, 1, 5, 1)])
+@pytest.mark.parametrize("pool", [(2, 2, 0, 1), (2, 3, 1, 1), (3, 2, 1, 1), (3, 4, 1, 1), (3, 1, 2, 2), (8, 3, 2, 1), (8, 8, 3, 1), (11, 1, 5, 1)])
 def test_pools(pool: Pool, device: str) -> None:
     rng = np.random.default_rng(pool)
     max_1d, max_2d, mean_2d, mean_inside_2d = pools(*pool)
@@ -132,6 +132,17 @@ def test_large_windows_are_reduced_axis_by_axis() -> None:
     for kernel in (max_2d, mean_inside_2d):
         first, second = kernel.stages(np.zeros((2, 4, 64, 64), np.float32), target="sm_90a").stages.schedules
         assert first.window and second.window
+
+
+def test_windows_side_by_side_are_windows() -> None:
+    """Loads are predicated, and neighbours are in the same block; groups of many elements are rows."""
+    for window, is_one in ((3, True), (11, True), (32, False)):
+        max_1d, max_2d, _, _ = pools(window, window, 0, 1)
+        (single,) = max_1d.stages(np.zeros((4, 4, 4096), np.float32), target="sm_90a").stages.schedules
+        assert single.window is is_one
+        if is_one:
+            (plane,) = max_2d.stages(np.zeros((2, 4, 64, 64), np.float32), target="sm_90a").stages.schedules
+            assert plane.window
 
 
 def test_sums_over_fixed_axes_are_no_windows() -> None:
@@ -180,7 +191,7 @@ def volume_pool(window: int, stride: int, pad: int) -> tw.Kernel[..., Any]:
     return largest
 
 
-@pytest.mark.parametrize(("pool", "kernels"), [((4, 3, 1), 1), ((5, 3, 2), 2), ((5, 1, 2), 2), ((4, 4, 0), 2)])
+@pytest.mark.parametrize(("pool", "kernels"), [((4, 3, 1), 1), ((5, 3, 2), 2), ((5, 1, 2), 2), ((4, 4, 0), 1), ((5, 5, 1), 1)])
 def test_windows_that_overlap_little_are_reduced_at_once(pool: tuple[int, int, int], kernels: int) -> None:
     window, stride, pad = pool
     kernel = volume_pool(window, stride, pad)

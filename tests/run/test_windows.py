@@ -452,7 +452,7 @@ def test_windows_of_one_and_three_axes() -> None:
 
 
 def test_windows_of_any_step_overlap() -> None:
-    """Steps of 3 share elements as steps of 2 do; windows side by side share none."""
+    """Steps of 3 share elements as steps of 2 do; windows side by side share none, but are read at once; those far apart are no windows."""
 
     def largest(k: int, step: int) -> tw.Kernel[..., Any]:
         @tw.kernel
@@ -473,6 +473,7 @@ def test_windows_of_any_step_overlap() -> None:
     want = np.lib.stride_tricks.sliding_window_view(x, (5, 5))[::3, ::3].max((-1, -2))
     for stage, result in run(largest(5, 3), x).items():
         np.testing.assert_array_equal(result, want, err_msg=stage)
-    (schedule,) = stages_of(largest(3, 3), x).schedules
-    assert isinstance(schedule, Schedule)
-    assert not schedule.window
+    for step, is_window in ((3, True), (20, False)):
+        (schedule,) = stages_of(largest(3, step), x).schedules
+        assert isinstance(schedule, Schedule)
+        assert schedule.window is is_window

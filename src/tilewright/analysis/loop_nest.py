@@ -253,6 +253,11 @@ def aligned_width(kernel: Kernel, nest: Nest, axis: int, width: int) -> int:
     return _aligned(kernel, accesses, nest.parallel.regions[0].args[axis], width)
 
 
+def stored_width(kernel: Kernel, nest: Nest, axis: int, width: int) -> int:
+    """The same of what is stored."""
+    return _aligned(kernel, [op for op in walk(kernel.body) if op.opcode == "store"], nest.parallel.regions[0].args[axis], width)
+
+
 def aligned_rows(kernel: Kernel, nest: Nest, width: int) -> int:
     """The same along the index of the reductions and sweeps themselves."""
     for op in (*nest.reductions, *nest.sweeps):

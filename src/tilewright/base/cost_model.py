@@ -161,6 +161,16 @@ class WarpCosts:
     taken_apart: float = 3e-5
     brought: float = 7.7e-5
     """What it takes to make two parts of tf32 of an f32 for matrix instructions, and to bring one by itself to shared memory, for each element and multiprocessor."""
+    f64_rates: Mapping[tuple[int, int], tuple[float, float]] = field(
+        default_factory=lambda: {
+            (128, 128): (0.89, 0.93), (96, 128): (0.82, 0.90), (128, 96): (0.80, 0.90), (96, 192): (0.79, 0.85), (192, 96): (0.77, 0.85),
+            (64, 96): (0.79, 0.86), (96, 64): (0.77, 0.86), (96, 96): (0.75, 0.91), (64, 128): (0.77, 0.87), (128, 64): (0.74, 0.89), (64, 64): (0.71, 0.82),
+        }
+    )  # fmt: skip
+    """The part of a data sheet's rate that tiles of f64 reach by matrix instructions: where a factor runs across the sum, and where both run along it."""
+    words: float = 30e3
+    vectors: float = 56e3
+    """Bytes that sixteen warps of a multiprocessor bring in copies of four or eight bytes each, about, and of sixteen."""
     busy_warps: int = 8
     """Warps that keep a multiprocessor busy: two for each of its four schedulers."""
     packing: float = 0.75
@@ -270,6 +280,11 @@ class MapCosts:
     """So short a reduction, where results lie side by side too, is not spread over threads."""
     across: int = 8
     """Lanes of a warp along the index that what is read lies along, where results lie along another."""
+    turned_side: int = 64
+    turned_threads: int = 256
+    """Side of a square that a block reads along memory, where results lie along the other axis, and threads of such a block."""
+    turned_below: int = 8
+    """Bytes of elements below which that is faster than vectors of results, too."""
     window_threads: int = 128
     window_results: int = 32
     """Results of a thread: a vector, and as many as it takes along the index it walks itself, but no more than `window_along` there."""

@@ -165,11 +165,41 @@ def empty(*shape: int) -> np.ndarray:
     return np.empty(shape, bf16.numpy)
 
 
-@pytest.mark.parametrize(("m", "n"), [(103, 152), (132, 192), (61, 250), (250, 130)])
+def long_sum(m: int, n: int, k: int, layout: str = "kn") -> MatrixSchedule:
+    """What is chosen for a product of bf16."""
+    second = (k, n) if layout == "kn" else (n, k)
+    (schedule,) = (s for s in PLAIN[layout].stages(empty(m, k), empty(*second), target="sm_90a").stages.schedules if isinstance(s, MatrixSchedule))
+    return schedule
+
+
+@pytest.mark.parametrize(("m", "n"), [(103, 152), (132, 192), (250, 136)])
 def test_a_tile_holds_few_results_of_a_long_sum(m: int, n: int) -> None:
     """Every byte comes once, to one of all multiprocessors."""
-    (schedule,) = (s for s in PLAIN["kn"].stages(empty(m, 500000), empty(500000, n), target="sm_90a").stages.schedules if isinstance(s, MatrixSchedule))
-    assert isinstance(schedule, Wgmma) and schedule.m >= m and schedule.n >= n and schedule.split_k == 132
+    schedule = long_sum(m, n, 500000)
+    assert isinstance(schedule, Wgmma) and schedule.split_k == 132
+    rows, columns = (n, m) if schedule.swap_ab else (m, n)
+    assert schedule.m >= rows and schedule.n >= columns
+
+
+@pytest.mark.parametrize(("m", "n"), [(287, 400), (270, 256), (140, 390)])
+def test_columns_of_a_tile_fit_the_results_of_a_long_sum(m: int, n: int) -> None:
+    """Rows that run along the sum are columns of a tile, of any multiple of eight: hardly any instruction is without work."""
+    schedule = long_sum(m, n, 85328)
+    assert isinstance(schedule, Wgmma)
+    rows, columns = (n, m) if schedule.swap_ab else (m, n)
+    down, across = -(-rows // schedule.m) * schedule.m, -(-columns // schedule.n) * schedule.n
+    assert down * across < 1.4 * m * n
+
+
+@pytest.mark.parametrize(("m", "n", "k", "layout"), [(400, 94, 454462, "kn"), (61, 250, 500000, "kn"), (60, 120, 400002, "nk")])
+def test_long_sums_of_words_are_read_as_they_lie(m: int, n: int, k: int, layout: str) -> None:
+    """Copies of four bytes take longer than those of whole lines, but packing first takes longer still; single elements are packed."""
+    schedule = long_sum(m, n, k, layout)
+    assert isinstance(schedule, Mma) and schedule.split_k >= 32
+    blocks = -(-m // schedule.m) * -(-n // schedule.n) * schedule.split_k
+    assert 0.9 * 264 < blocks <= 264
+    assert isinstance(long_sum(m, n | 1, k | 1, layout), Wgmma)
+    assert isinstance(long_sum(400, 400, k, layout), Wgmma)  # tiles would bring each byte several times
 
 
 @pytest.mark.parametrize(("m", "n", "layout", "tile"), [(21, 5366, "kn", (32, 256, 32)), (5, 3522, "nk", (16, 64, 64)), (5366, 50, "nk", (64, 64, 64))])

@@ -31,6 +31,7 @@ from tilewright.analysis.loop_nest import (
     pairs_of_rows,
     record_index,
     slides,
+    stored_width,
     vector_index,
     walks_views,
 )
@@ -237,6 +238,9 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         scan = scanned_by_blocks(kernel, target, hints)
         if scan is not None:
             return _gpu_scan(kernel, nest, scan, vector, hints, target)
+        turned = _turned_map(kernel, nest, vector, hints, target)
+        if turned is not None:
+            return turned
         return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
     if _are_ranges(kernel, nest):
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
@@ -374,6 +378,25 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
         tiles[other] = max(min(rest, power_of_two(hint(nest.extents[other], hints))), target.warp_size * vector // tiles[axis], 1)
     threads = max(target.warp_size, min(threads, prod(tiles) // vector))
     return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads)
+
+
+def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:
+    """The schedule of a transposition whose blocks read squares along memory. None for all else, and for wide elements whose results' rows are whole vectors: lanes that read
+    across memory read whole sectors then."""
+    axis, costs = vector_index(nest), target.costs.maps
+    if axis < 0 or kernel.attrs.get("in_order") or target.kind != "nvptx" or is_watched(kernel):
+        return None
+    other = crossing_index(kernel, nest, axis)
+    loads = [op for op in walk(kernel.body) if op.opcode == "load"]
+    if other < 0 or len(loads) != 1 or any(op.opcode in ("for", "while", "if") for op in walk(nest.parallel.regions[0])):
+        return None
+    if min(hint(nest.extents[p], hints) for p in (axis, other)) < costs.turned_side:
+        return None
+    if nest.narrowest >= costs.turned_below and stored_width(kernel, nest, axis, vector) * nest.narrowest >= target.vector_bytes:
+        return None
+    tiles = [1] * len(nest.extents)
+    tiles[axis], tiles[other] = costs.turned_side, costs.turned_side // (2 if nest.widest > 4 else 1)
+    return Schedule(tuple(tiles), 1, 1, vector_index=axis, threads=costs.turned_threads, loads_turned=True)
 
 
 def _gpu_scan(kernel: Kernel, nest: Nest, scan: ScanLoop, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:

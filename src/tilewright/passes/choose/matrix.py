@@ -25,12 +25,15 @@ from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.mma import (
     SHORT_TERMS,
+    SHORT_WORD,
     SHORTEST,
     THIN,
+    in_words,
     is_deep,
     is_thin,
     mma_schedules,
     precision_of,
+    runs_along,
     warp_time,
 )
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
@@ -56,10 +59,6 @@ GUARDED = 0.35
 """The part of their rate that warps reach which test guards of elements on their way to shared memory."""
 UNEVEN = 0.25
 """The part of a whole tile's time for which tiles with sums of different lengths leave multiprocessors without work at the end."""
-WORD = 8
-"""Bytes from which on threads bring a factor nearly as fast as the copy engine does."""
-SHORT_WORD = 4
-"""The same where memory takes the time: copies of so many bytes need no register on their way."""
 NARROW = 24
 """Columns that multiplying none would cost as much as, by how instructions with few columns slow down."""
 LARGE = 1 << 14
@@ -124,21 +123,13 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
             if is_thin(shape.m, shape.n):
                 # The short factor hardly counts.
                 long = found.b if shape.m <= shape.n else found.a
-                pays = _way(kernel, found, long, inner) == "pack" and _in_words(kernel, long, SHORT_WORD)
+                pays = _way(kernel, found, long, inner) == "pack" and in_words(kernel, long, SHORT_WORD)
             else:
-                pays = is_deep(shape.m, shape.n, shape.k) and all(_in_words(kernel, factor, WORD) for factor in (found.a, found.b))
+                pays = is_deep(shape.m, shape.n, shape.k) and all(in_words(kernel, factor, SHORT_WORD) for factor in (found.a, found.b))
             if pays and warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k) < ranked[0][0]:
                 return (*by_warps, *by_groups)
         return (*by_groups, *by_warps)
     return _by_warps(kernel, found, target, hints, inner)
-
-
-def _in_words(kernel: Kernel, factor: Factor, word: int) -> bool:
-    """Whether threads can bring a factor of two-byte elements in words of so many bytes: rows begin at such."""
-    tensor = factor.tensor
-    if tensor is None or tensor.dtype.itemsize != 2 or tensor.align < word or tensor.strides[-1] != ONE:
-        return False
-    return not any(divisors.of_size(x, kernel.facts) * tensor.dtype.itemsize % word for x in tensor.strides[:-1])
 
 
 def gains_on_cpu(form: UnpackedForm) -> bool:
@@ -727,7 +718,7 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
             other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
             candidates.append(_deep(other, target))
     if is_deep(shape.m, shape.n, shape.k) and shape.batch == 1:
-        candidates += _long_sums(shape, target)
+        candidates += _long_sums(found, shape, target)
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
 
@@ -744,20 +735,35 @@ def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
     return found
 
 
-def _long_sums(shape: ProductShape, target: Target) -> list[Wgmma]:
+def _long_sums(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmma]:
     """Tiles for few results and a long sum, whose time is that of reading both factors: tiles so large that hardly a byte comes twice, and a part of the sum for
     every multiprocessor."""
-    found: list[Wgmma] = []
+    tiles: list[Wgmma] = []
     for groups, m in ((1, 64), (2, 128), (3, 192), (2, 256)):
         for n in (64, 128, 192, 256):
             if m - 64 < shape.m and n - 64 < shape.n:
-                whole = Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1)
-                room = target.max_shared - 2048 - groups * 64 * 128
-                whole = replace(whole, stages=min(8, room // ((m + n) * 128)))
-                parts = min(target.multiprocessors // max(1, _tiles(whole, shape)), shape.k // 512)
-                if parts > 1 and whole.has_room(target):
-                    found.append(replace(whole, split_k=parts))
-    return found
+                tiles.append(Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1))
+        for swap, factor, rows, columns in ((False, found.b, shape.m, shape.n), (True, found.a, shape.n, shape.m)):
+            # Rows that run across the sum come in whole blocks; to turn them first takes longer than to pack them as they lie.
+            if m - 64 < rows and runs_along(found, factor):
+                tiles += [Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1, swap_ab=swap, store="direct") for n in _fitting(columns)]
+    return [deep for tile in tiles for deep in _in_long_parts(tile, shape, target)]
+
+
+def _fitting(columns: int) -> list[int]:
+    """Columns of a tile that leave hardly any of its instructions without work: those of one of a few like parts."""
+    widths = dict.fromkeys(-(-columns // parts // 8) * 8 for parts in range(1, 5))
+    return [n for n in widths if NARROW < n <= 256 and n % 64]
+
+
+def _in_long_parts(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
+    """The schedule with as many stages as there is room for, and a part of the sum for every multiprocessor; nothing where it has no room, or one part."""
+    groups = schedule.math_warpgroups
+    room = target.max_shared - 2048 - groups * 64 * 128
+    deep = replace(schedule, stages=min(8, room // ((schedule.m + schedule.n) * 128)))
+    parts = min(target.multiprocessors // max(1, _tiles(deep, shape)), shape.k // 512)
+    registers = deep.rows * deep.n // 128
+    return [replace(deep, split_k=parts)] if parts > 1 and deep.stages > 1 and registers <= (192 if groups < 3 else 112) else []
 
 
 def _deep(schedule: Wgmma, target: Target) -> Wgmma:
@@ -844,7 +850,8 @@ def cost(
         total -= launch.saved_early
         filled = blocks / target.multiprocessors
         uneven = 0.5 < filled < 0.95 or 1 < filled < 1.9
-        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > 2.5 * read):
+        again = 2.0 if is_deep(shape.m, shape.n, shape.k) else 2.5
+        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > again * read):
             total += launch.scattered * max(main, traffic)
     if schedule.cluster_k > 1:
         total += (schedule.cluster_k - 1) * (costs.exchange + 4 * area / costs.box)

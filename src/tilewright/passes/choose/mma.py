@@ -39,6 +39,8 @@ DEEP = 16
 """A sum this many times as long as the sides of the results is long."""
 MOST_PARTS = 256
 """Parts of a sum, at most: they are added up one by one."""
+SHORT_WORD = 4
+"""Bytes of a copy from which on it needs no register on its way."""
 SHORTEST = 64
 """Products of a sum from which on parts of tf32 err no more than a chain of multiply-adds, unless a kernel asks for them."""
 SHORT_TERMS = 1024
@@ -57,7 +59,7 @@ def mma_schedules(
         return ()
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
     precision = precision_of(kernel, operand, k)
-    work = TileWork(operand, found.accumulator, precision, batch, m, n, k, len(found.k) > 1)
+    work = _work(kernel, found, batch, m, n, k)
     candidates: list[WarpProduct] = []
     wave = wave_instruction(target.features, operand, found.accumulator)
     if wave is not None:
@@ -67,6 +69,8 @@ def mma_schedules(
         thin, few = _thin(operand, m, n), _few(work)
         if operand.itemsize == 2 and work.is_thin and not in_vectors:
             candidates.append(_thin_of_words(found, m, n))
+        elif work.words:
+            candidates += [s for s in _DEEP_OF_WORDS if s.m < m + 64 and s.n < n + 64]
         else:
             candidates += few or [s for s in _mma(operand, precision, in_vectors) if not thin or work.windows or s.m * s.n <= 32 * 32] + thin
     if not candidates or precision == "3xtf32":
@@ -113,11 +117,30 @@ def warp_time(listed: Sequence[MatrixSchedule], kernel: Kernel, found: Contracti
     first = next((s for s in listed if isinstance(s, WarpProduct)), None)
     if first is None:
         return inf
-    operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
-    work = TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1)
+    work = _work(kernel, found, batch, m, n, k)
     in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
-    reached = 1.0 if work.is_thin or _has_few(first) else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
+    reached = 1.0 if work.is_thin or work.words or _has_few(first) else target.costs.warps.reached if in_vectors else target.costs.warps.reached_loose
     return cost(first, target, work, turned(found, first)) / (attained(first, kernel, found, work, target) or reached)
+
+
+def _work(kernel: Kernel, found: Contraction, batch: int, m: int, n: int, k: int) -> TileWork:
+    """What a contraction of these sizes computes."""
+    operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+    plain = batch == 1 and len(found.k) == len(found.m) == len(found.n) == 1
+    words = tuple(not reads_vectors(kernel, found, f) for f in (found.a, found.b))
+    deep = plain and operand.itemsize == 2 and is_deep(m, n, k) and not is_thin(m, n)
+    if not (deep and any(words) and all(in_words(kernel, f, SHORT_WORD) for f in (found.a, found.b))):
+        words = ()
+    along = all(runs_along(found, f) for f in (found.a, found.b))
+    return TileWork(operand, found.accumulator, precision_of(kernel, operand, k), batch, m, n, k, len(found.k) > 1, along, words)
+
+
+def in_words(kernel: Kernel, factor: Factor, word: int) -> bool:
+    """Whether threads can bring a factor of two-byte elements in words of so many bytes: rows begin at such."""
+    tensor = factor.tensor
+    if tensor is None or tensor.dtype.itemsize != 2 or tensor.align < word or tensor.strides[-1] != ONE:
+        return False
+    return not any(divisors.of_size(x, kernel.facts) * tensor.dtype.itemsize % word for x in tensor.strides[:-1])
 
 
 def precision_of(kernel: Kernel, operand: DType, k: int) -> str:
@@ -137,6 +160,9 @@ def in_parts(schedule: WarpProduct, found: Contraction, work: TileWork, target: 
         most = min(MOST_PARTS, work.k // SHORT_PART)
         counts = {min(most, rounds * places // max(1, tiles)) for rounds in (1, 2)} | {1}
         return [replace(schedule, split_k=parts) for parts in sorted(counts) if parts > 0]
+    if work.words:
+        parts = min(MOST_PARTS, work.k // SHORT_PART, target.multiprocessors * _together(schedule, work, target) // max(1, tiles))
+        return [replace(schedule, split_k=parts)] if parts > 1 else [schedule]
     if work.is_thin:
         # Reading the long side takes the time: as many bytes as possible are on their way.
         most = -(-SIDE_BY_SIDE * target.multiprocessors // max(1, tiles))
@@ -165,6 +191,10 @@ class TileWork:
     k: int
     windows: bool = False
     """Sums run over a window: what is read, each place comes several times and from a cache. Their time is that of multiplying, however few columns there are."""
+    along: bool = False
+    """Rows of both factors run along the sum."""
+    words: tuple[bool, ...] = ()
+    """Results are few, sums long, and threads bring elements of two bytes, which takes the time: of which factors in words, for their rows begin anywhere. Else nothing."""
 
     @property
     def is_thin(self) -> bool:
@@ -274,13 +304,14 @@ _MMA = (
 )
 """For elements of two bytes; `k` shrinks or grows with the element."""
 
-_MMA_F64 = (
-    Mma(64, 64, 16, stages=4, warps_m=2, warps_n=2, persistent=False),
-    Mma(128, 128, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
-    Mma(128, 64, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
-    Mma(32, 32, 32, stages=3, warps_m=2, warps_n=2, persistent=False),
-)
-"""Of tiles that are thought to take as long the first is taken."""
+_MMA_F64 = tuple(
+    Mma(m, n, k, stages=stages, warps_m=down, warps_n=across, persistent=False)
+    for m, n, k, stages, down, across in (
+        (64, 64, 16, 4, 2, 2), (128, 128, 16, 3, 4, 2), (128, 64, 16, 3, 4, 2), (64, 128, 16, 3, 2, 4), (64, 96, 16, 4, 2, 2), (96, 64, 16, 4, 2, 2),
+        (96, 96, 16, 3, 2, 2), (96, 128, 16, 3, 2, 4), (128, 96, 16, 3, 4, 2), (96, 192, 16, 3, 2, 4), (192, 96, 16, 3, 4, 2), (32, 32, 32, 3, 2, 2),
+    )
+)  # fmt: skip
+"""Of tiles that are thought to take as long the first is taken. Those between the others leave fewer multiprocessors without work in the last round."""
 
 _LOOSE = (
     Mma(128, 128, 16, stages=3, warps_m=2, warps_n=4, persistent=False),
@@ -378,12 +409,18 @@ def _thin_of_words(found: Contraction, m: int, n: int) -> Mma:
     """The same for elements of two bytes whose rows begin anywhere: a thread brings a word or an element at a time, so that all that counts is how many are on
     their way, and that whole lines of memory are."""
     few = next(w for w in (16, 32, FEW) if w >= min(m, n))
-    if _runs_along(found, found.b if m <= n else found.a):
+    if runs_along(found, found.b if m <= n else found.a):
         tile = Mma(few, 64, 64, stages=4, warps_m=1, warps_n=4, persistent=False)
     else:
         tile = Mma(few, 256, 32, stages=4, warps_m=1, warps_n=8, persistent=False)
     return tile if m <= n else _turned_over(tile)
 
+
+_DEEP_OF_WORDS = tuple(
+    Mma(m, n, 64, stages=3, warps_m=down, warps_n=across, persistent=False)
+    for m, n, down, across in ((128, 128, 2, 4), (128, 96, 4, 2), (96, 128, 2, 4), (128, 64, 4, 2), (64, 128, 2, 4), (64, 64, 4, 2), (128, 32, 8, 1), (32, 128, 1, 8))
+)
+"""For few results and long sums of elements of two bytes whose rows begin at words: two blocks of many warps, which ask for much at a time."""
 
 _WAVE = (
     (128, 128, 32, 2, 2), (64, 128, 32, 2, 2), (64, 64, 32, 2, 2), (32, 64, 32, 1, 2), (32, 32, 32, 1, 1),
@@ -410,7 +447,7 @@ def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
     if max(len(found.m), len(found.n)) > 1 and found.accumulator.itemsize < 8:
         tiles += [s if len(found.n) > 1 else replace(s, m=s.n, n=s.m, warps_m=s.warps_n, warps_n=s.warps_m) for s in _FMA_IMAGES]
     plain = len(found.k) == len(found.m) == len(found.n) == 1 and found.a.dtype is found.b.dtype is f32
-    first, second = (plain and _runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
+    first, second = (plain and runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
     if first or second:
         tiles.append(replace(tiles[0], a_copy="pack" if first else "tma", b_copy="pack" if second else "tma"))
     return tiles
@@ -423,7 +460,7 @@ def _with_room(schedule: Fma, operand: DType, total: DType, target: Target) -> F
     return schedule
 
 
-def _runs_along(found: Contraction, factor: Factor) -> bool:
+def runs_along(found: Contraction, factor: Factor) -> bool:
     """Whether a factor's rows in memory run along the sum."""
     lies = plane(found, factor)
     return lies is not None and factor.tensor is not None and lies.k == factor.tensor.rank - 1
@@ -434,7 +471,7 @@ def turned(found: Contraction, schedule: WarpProduct) -> int:
     if not isinstance(schedule, Fma):
         return 0
     ways = ((found.a, schedule.a_copy), (found.b, schedule.b_copy))
-    return sum(1 for factor, way in ways if way != "pack" and _runs_along(found, factor))
+    return sum(1 for factor, way in ways if way != "pack" and runs_along(found, factor))
 
 
 # -- the model ------------------------------------------------------------------------------------------------------
@@ -468,28 +505,36 @@ def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0
     together = _together(schedule, work, target)
     # Small tiles read their operands more often.
     most = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
+    known = costs.f64_rates.get((schedule.m, schedule.n)) if work.operand is f64 and isinstance(schedule, Mma) and "wgmma" in target.features else None
     if work.operand is f64 and isinstance(schedule, Mma):
         # Instructions of f64 take as long as a warp reads 32x32 results' operands from shared memory; no tile gains beyond.
         most = 1 / max(1.0, 0.5 + 8 * (schedule.warps_m / schedule.m + schedule.warps_n / schedule.n))
+    if known is not None:
+        most = known[int(work.along)]
     reached = rate(schedule, work, target) / (1 + costs.transposing[turning])
     feed = costs.feed * target.bandwidth * 1e6 / target.multiprocessors
 
     def one_round(blocks: int) -> float:
         """The time of so many blocks side by side on one multiprocessor."""
         warps = blocks * schedule.threads / target.warp_size
+        if work.words:
+            brought = sum(side / (costs.words if apart else costs.vectors) for side, apart in zip((schedule.m, schedule.n), work.words, strict=True))
+            return blocks * brought * (k + 128) * size / min(1.0, warps / (2 * costs.busy_warps))
         if _has_few(schedule):
             # Each warp takes apart what it multiplies, besides what all bring.
             taken = schedule.m * schedule.warps_n + schedule.n * schedule.warps_m
             each = area / reached + taken * costs.taken_apart + (schedule.m + schedule.n) * costs.brought
             return blocks * (k + 128) * each / min(1.0, warps / costs.busy_warps)
         busy = min(most, warps / costs.busy_warps)
+        if known is not None and tiles > together * target.multiprocessors:
+            busy = most  # blocks of the last round begin before those of the one before have ended
         computed = blocks * area * (k + 64) / (reached * busy)
         fed = blocks * (schedule.m + schedule.n) * k * size / feed if feed else 0.0
         return max(computed, fed)
 
     rounds, left = divmod(tiles, target.multiprocessors * together)
     total = rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
-    if target.bandwidth and (work.is_thin or _has_few(schedule)):
+    if target.bandwidth and (work.is_thin or work.words or _has_few(schedule)):
         # Memory takes the time; what arrives goes with what is on its way at once. Reading hides computing only so far.
         side_by_side = min(together, -(-tiles // target.multiprocessors))
         waiting = min(tiles, target.multiprocessors) * side_by_side * (schedule.stages - 1) * (schedule.m + schedule.n) * schedule.k * size

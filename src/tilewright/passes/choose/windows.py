@@ -1,4 +1,4 @@
-"""Schedules for results that read overlapping windows: stencils, depthwise convolutions, poolings. GPUs only.
+"""Schedules for results that read windows, which overlap or lie near each other: stencils, depthwise convolutions, poolings. GPUs only.
 
 In: a loop-stage kernel and what the model knows of it. Out: a `Schedule` with `window` set, or None for other nests. A thread gets a
 vector of neighbouring results along the axis that walks memory and a few along another one that slides, so that what their windows share
@@ -29,6 +29,8 @@ MOST_TERMS = 49
 """Windows of more terms that are reduced axis by axis have fewer in all."""
 LONGEST = 64
 """Terms of a window along one axis; longer sums are not windows."""
+BESIDE = 16
+"""Elements from one window to the next, at most, where they do not overlap: lanes further apart share no lines of the cache."""
 LONGEST_SIZE = 32
 """The same of a window whose size is an extent of an array: code is made for each."""
 LARGEST = 1024
@@ -38,7 +40,7 @@ ALONG = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
 def window_schedule(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Schedule | None:
-    """The schedule, where windows overlap."""
+    """The schedule, where results read windows near each other."""
     if not target.has_warps:
         return None
     nest, costs = nest_of(kernel), target.costs.maps
@@ -252,7 +254,7 @@ def _written_along(kernel: Kernel, nest: Nest) -> int:
 
 
 def _sliding(kernel: Kernel, nest: Nest) -> frozenset[int]:
-    """The parallel indices along which neighbouring results read the same elements; none where the body has more than short sums."""
+    """The parallel indices along which results read windows, or neighbouring results the same elements; none where the body has more than short sums."""
     forms = analyse(kernel)
     body = nest.parallel.regions[0]
     inner: dict[Value, int] = {}
@@ -277,15 +279,15 @@ def _sliding(kernel: Kernel, nest: Nest) -> frozenset[int]:
             apart = (seen.setdefault(key, form).constant - form.constant).constant
             if apart or any(v in inner for v in form.values):
                 found.update(mine)
-            found.update(p for p, index in enumerate(body.args) if _overlap(form, index, inner))
+            found.update(p for p, index in enumerate(body.args) if _reads_window(form, index, inner))
     return frozenset(found)
 
 
-def _overlap(form: Affine, index: Value, inner: Mapping[Value, int]) -> bool:
-    """Whether neighbouring results along an index read the same elements for other terms of their sums."""
+def _reads_window(form: Affine, index: Value, inner: Mapping[Value, int]) -> bool:
+    """Whether results along an index read windows: those of neighbours overlap, lie side by side, or a little apart."""
     step = form.factor(index).constant
-    reach = [(inner[v] - 1) * (form.factor(v).constant or 0) for v in form.values if v in inner]
-    return bool(step) and step is not None and 0 < step <= max(reach, default=0)
+    reach = max(((inner[v] - 1) * (form.factor(v).constant or 0) for v in form.values if v in inner), default=0)
+    return step is not None and reach > 0 and 0 < step <= max(reach, BESIDE)
 
 
 def _step(kernel: Kernel, nest: Nest, position: int) -> int:

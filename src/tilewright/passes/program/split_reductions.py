@@ -52,7 +52,7 @@ def split_reductions(program: Program, plans: Plans, target: Target, hints: Mapp
             schedules.append(schedule)
             continue
         (*first, second), arrays = _split(call, plan, len(scratch))
-        if not target.simt:
+        if not target.simt or plan.guarded:
             second = replace(second, kernel=collapse(simplify(second.kernel)))  # partial results of short rows lie side by side
         calls += [*first, second]
         schedules += [schedule, *[None] * len(first)]

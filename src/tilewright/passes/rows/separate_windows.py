@@ -2,7 +2,7 @@
 
 In: a program of loop-stage kernels. Out: the same, where a kernel whose results reduce a window of several axes, of more terms than are written
 out for a result, is two: one reduces along one axis, the other the rest of a window. 121 terms of a window of 11 x 11 are 22. Guards
-that ask one axis each go with their axis; what only counts the terms inside is a product of two counts. On a GPU windows that overlap little stay as they are.
+that ask one axis each go with their axis; what only counts the terms inside is a product of two counts. On a GPU windows that overlap little, or not at all, stay as they are.
 
 On a GPU (`separate_windows`) the last axis goes first, for every row:
 
@@ -120,8 +120,6 @@ def _is_less_at_once(op: Op, load: Op, nest: Nest, forms: Forms, costs: MapCosts
     for position, arg in enumerate(args):
         for form in (forms[v] for v in load.operands[1:] if v in forms and arg in forms[v].values):
             steps[position] = max(1, *(form.factor(index).constant or 1 for index in indices if index in form.values), 1)
-    if any(step >= terms for step, terms in zip(steps, turns, strict=True)):
-        return False  # windows side by side share nothing, and are no windows of `lower_windows`
 
     def at_once(first: int, last: int) -> float:
         """A thread's results along the first of these indices share what they read."""

@@ -30,6 +30,8 @@ class Schedule:
     """Lanes along the other tiled index, where loads walk memory along that one: both loads and stores then use whole sectors."""
     turned: bool = False
     """GPU: values are read along the vector index, results written along the other tiled one, and between the two they are in shared memory (`lower_turned`)."""
+    loads_turned: bool = False
+    """GPU: what lies across the results is read along memory, and handed over in shared memory (`turned_loads`)."""
     window: bool = False
     """GPU: results read overlapping windows, and each thread has several of them to share what it loads (`lower_windows`)."""
     along: int = -1
@@ -90,5 +92,5 @@ class Schedule:
         return self.vector * self.threads * self.cluster // (self.tiles[-1] if self.tiles else 1)
 
     def describe(self) -> str:
-        flags = ("whole", "shifted", "flat", "scan", "turned")
+        flags = ("whole", "shifted", "flat", "scan", "turned", "loads_turned")
         return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k in flags and v))

@@ -41,6 +41,7 @@ from tilewright.passes.common.registers import (
 )
 from tilewright.passes.to_thread.masked_vectors import lanes_of
 from tilewright.passes.to_thread.tile_reductions import TileReductions
+from tilewright.passes.to_thread.turned_loads import load_turned
 from tilewright.passes.to_thread.turned_stores import store_turned
 
 if TYPE_CHECKING:
@@ -630,6 +631,11 @@ class TileLowering(ThreadView):
                 assert isinstance(mask, Value)
                 self.env[op.result] = self.guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
             return
+        if self.kernel.attrs.get("loads_turned") and not self.depth:
+            turned = load_turned(self, b, memory, held, result.shape, mask, lambda where, inside: self._element(b, memory, where, inside))
+            if turned is not None:
+                self.env[op.result] = turned
+                return
         cells: dict[Cell, Value] = {}
         cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []
         once = self._same_for_vectors(held, result.shape)
@@ -669,6 +675,10 @@ class TileLowering(ThreadView):
             assert isinstance(mask, Mask)
             cells[cell] = self._with_singles(b, memory, held, pieces, (mask, cell), (whole, cells[cell]))
         self.env[op.result] = Registers(result.shape, cells)
+
+    def _element(self, b: Builder, memory: Value, indices: Sequence[Value], inside: Value | None) -> Value:
+        """One element, which is read only where it is inside."""
+        return self.plain_load(b, memory, indices, 1) if inside is None else self.guarded_load(b, memory, indices, 1, inside)
 
     def _same_for_vectors(self, indices: Sequence[Held], shape: Shape) -> bool:
         """Whether all elements of a thread's vector are at the same place, which a quotient of their index says."""

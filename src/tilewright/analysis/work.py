@@ -20,6 +20,8 @@ from tilewright.ir.types import Scalar, Tensor
 if TYPE_CHECKING:
     from tilewright.analysis.attention import Attention
 
+OPERATIONS = 16
+"""Operations of a reduction that take a core as long as an element that is read or written."""
 _FREE = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "select", "cast", "bitcast", "not", "and", "or", "xor", "shl", "shr"})
 
 
@@ -39,13 +41,16 @@ def elements_per_block(kernel: Kernel) -> Size:
     for param in kernel.tensors:
         assert isinstance(param.type, Tensor)
         total = total + product(param.type.shape)
-    return ceildiv(total * weight_of(kernel), maximum(ONE, product(kernel.grid)))
+    return per_block(kernel, total)
 
 
-def weight_of(kernel: Kernel) -> int:
-    """How much more than to touch its elements a kernel does, which runs through loops of its own for each of them."""
-    weight = kernel.attrs.get("weight")
-    return weight if isinstance(weight, int) else 1
+def per_block(kernel: Kernel, elements: Size) -> Size:
+    """What one of a kernel's blocks does, in elements: those of arrays that it touches, of which one with loops of its own counts more often, or what its operations take as long as."""
+    weight, operations = kernel.attrs.get("weight"), kernel.attrs.get("operations")
+    total = elements * weight if isinstance(weight, int) else elements
+    if isinstance(operations, Size):
+        total = maximum(total, ceildiv(operations, Size.of(OPERATIONS)))
+    return ceildiv(total, maximum(ONE, product(kernel.grid)))
 
 
 def work_of(kernel: Kernel) -> Work:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from tilewright.analysis.work import weight_of
+from tilewright.analysis.work import per_block
 from tilewright.base import abi, environment
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding, SmallSums
 from tilewright.base.levels import DEFAULT
-from tilewright.base.sizes import Size, ceildiv, maximum, number_name, product
+from tilewright.base.sizes import Size, number_name, product
 from tilewright.base.target import Target
 from tilewright.codegen.registry import Backend, backend_for, entry_name, first_calls
 from tilewright.ir.needs import free_values
@@ -138,7 +138,7 @@ def _work(call: KernelCall, in_place: Collection[str]) -> Size:
         if isinstance(param.type, Tensor):
             still = fixed.get(param, frozenset()) if name in in_place else frozenset()
             total = total + product(tuple(s for axis, s in enumerate(param.type.shape) if axis not in still))
-    return ceildiv(total * weight_of(kernel), maximum(Size.of(1), product(kernel.grid)))
+    return per_block(kernel, total)
 
 
 def _fixed_axes(kernel: Kernel) -> dict[Value, frozenset[int]]:

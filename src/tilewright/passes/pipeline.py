@@ -145,6 +145,7 @@ lower_row_dots = late("to_thread.row_matrix", "lower_row_dots")
 lower_wgmma = late("to_thread.wgmma.lower_wgmma", "lower_wgmma")
 window_sums = late("to_thread.window_sums", "window_sums")
 check_indices = late("to_tile.check_indices", "check_indices")
+count_operations = late("to_tile.count_operations", "count_operations")
 fuse_loops = late("to_tile.fuse_loops", "fuse_loops")
 lower_attention = late("to_tile.lower_attention", "lower_attention")
 lower_attention_cpu = late("to_tile.lower_attention_cpu", "lower_attention_cpu")
@@ -482,6 +483,10 @@ CHECK_INDICES = Pass(
 SHARE_SCATTERS = Pass(
     "share_scatters", "tile", "tile", share_scatters,
     "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",), needs="accumulate",
+)  # fmt: skip
+COUNT_OPERATIONS = Pass(
+    "count_operations", "loop", "loop", count_operations,
+    "Kernels with reductions say how many operations they do, so that a launch knows whether it has work for other threads (CPU).", takes=TARGET,
 )  # fmt: skip
 FUSE_LOOPS = Pass(
     "fuse_loops", "tile", "tile", fuse_loops,
@@ -840,6 +845,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     ),
     "tile": (
         Step(CHOOSE, "The kernels are final, and their lowering needs a schedule."),
+        Step(COUNT_OPERATIONS, "Before the lowering: loops still have their lengths."),
         Step(PICK_TO_TILE, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Drops masks that are proven, shares indices."),
         Step(FUSE_LOOPS, "After simplify, which makes equal ranges the same values.", WITH_SEVERAL),

@@ -39,12 +39,14 @@ from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
+from tilewright.passes.choose.skipped_steps import steps_left
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.split_images import ImageForm, image_form
+from tilewright.passes.windows.sum_ranges import result_bounds, sum_bounds
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
@@ -93,6 +95,9 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     found = find_contraction(kernel)
     if found is None:
         return ()
+    guarded = found
+    if kernel.attrs.get("zeros"):
+        found = found.unguarded()
     literal = not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b))
     if literal and not kernel.attrs.get("repaired"):
         # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
@@ -100,12 +105,14 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if not target.simt:
         return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
-    if in_terms := terms_schedules(kernel, found, target, hints) or ([] if literal else image_schedules(kernel, found, target, hints)):
+    if in_terms := terms_schedules(kernel, guarded, target, hints) or ([] if literal else image_schedules(kernel, found, target, hints)):
         by_warps = _by_warps(kernel, found, target, hints, inner)
         shape = shape_of(found, hints)
         other = warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
         if literal:
             other *= SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
+        elif by_warps:
+            other *= steps_left(guarded, sum_bounds(guarded), result_bounds(guarded), by_warps[0], hints)
         ranked_terms = tuple(s for _, s in in_terms)
         return (*ranked_terms, *by_warps) if in_terms[0][0] < other else (*by_warps, *ranked_terms)
     if literal:
@@ -211,10 +218,7 @@ def _triangular(kernel: Kernel, found: Contraction, target: Target, hints: Mappi
     for s in tiles:
         if s.skips and s.store == "tma":
             plain, packed = (cost(_with_copies(s, own), shape, target, found) for own in (["tma", "tma"], ways))
-            # As long as the longest tile takes, and as what is left of all of them.
-            rounds = _tiles(s, shape) / target.multiprocessors
-            part = max(1.0, left * rounds + UNEVEN) / max(1, -(-_tiles(s, shape) // target.multiprocessors))
-            ranked.append((part * plain + packed - plain, _with_copies(s, ways)))
+            ranked.append((_part_left(s, shape, target, left) * plain + packed - plain, _with_copies(s, ways)))
     return sorted(ranked, key=lambda pair: pair[0])
 
 
@@ -233,9 +237,20 @@ def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: M
     costs, launch = target.costs.wgmma, target.costs.launch
     written = sum(launch.second + _number(product(memory.type.shape), hints) * TERM_BYTES / costs.stream for memory, _ in form.scratch if isinstance(memory.type, Tensor))
     listed = [own for tile in _TERM_TILES for own in _in_parts(tile, shape, target)]
-    both = [(s, replace(s, pdl=True)) for s in listed if _in_blocks(product_of_terms, s, ["tma", "tma"], -1) and s.has_room(target)]
-    ranked = [(cost(s, shape, target, product_of_terms) / costs.chunked + written, s) for pair in both for s in pair]
+    bounds, used = sum_bounds(product_of_terms, form.inner), result_bounds(product_of_terms)
+    if bounds or used:
+        listed = [replace(s, persistent=s.split_k > 1) for s in listed]
+    product_of_terms = product_of_terms.unguarded()
+    both = [(s, replace(s, pdl=True)) for s in listed if _in_blocks(product_of_terms, s, ["tma", "tma"], form.inner) and s.has_room(target)]
+    parts = {s: _part_left(s, shape, target, steps_left(product_of_terms, bounds, used, s, hints)) if s.skips else 1.0 for pair in both for s in pair}
+    ranked = [(part * cost(s, shape, target, product_of_terms) / costs.chunked + written, s) for s, part in parts.items()]
     return sorted(ranked, key=lambda pair: pair[0])
+
+
+def _part_left(schedule: Wgmma, shape: ProductShape, target: Target, left: float) -> float:
+    """The part of its time that a product takes of which so much is left: as long as the longest tile takes, and as what is left of all of them."""
+    tiles = _tiles(schedule, shape)
+    return max(1.0, left * tiles / target.multiprocessors + UNEVEN) / max(1, -(-tiles // target.multiprocessors))
 
 
 def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:

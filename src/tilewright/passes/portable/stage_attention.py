@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.analysis.attention import Attention, find_attention
 from tilewright.base.dtypes import DType, f32
@@ -89,8 +90,9 @@ def _staged(kernel: Kernel, target: Target, sizes: Mapping[str, int], checks: Se
     if product(shape).names <= sizes.keys() and product(shape).evaluate(sizes) * f32.itemsize > (MOST_STREAMED if streams else MOST_BYTES):
         return None
     own = dtype_of(found.value.result.type)
+    skips = streams and operand_dtype(found) is f32 and "wgmma" in target.features
     rounded = own if own.itemsize == 2 and own.is_float and any(map(target.has, _WAVES)) else f32
-    return _StagedKernels(kernel, replace(found, keys=keys), rounded, number, streams)
+    return _StagedKernels(kernel, replace(found, keys=keys), rounded, number, streams, skips)
 
 
 def _gains_apart(kernel: Kernel, found: Attention, keys: Size, target: Target, sizes: Mapping[str, int]) -> bool:
@@ -98,7 +100,7 @@ def _gains_apart(kernel: Kernel, found: Attention, keys: Size, target: Target, s
     shared memory more often than they multiply them; products of terms by warp groups are some times as fast. All scores are computed, so rows must not end early."""
     depth, width = found.depth.constant, found.column_extent.constant
     assert depth is not None and width is not None
-    if "wgmma" not in target.features or operand_dtype(found) is not f32 or kernel.attrs.get("precision") is not None or max(depth, width) <= WIDE or found.reach is not None:
+    if "wgmma" not in target.features or operand_dtype(found) is not f32 or kernel.attrs.get("precision") is not None or max(depth, width) <= WIDE:
         return False
     scores = product((*(found.extents[p] for p in found.batch), found.extents[found.row], keys)) * f32.itemsize
     return scores.names <= sizes.keys() and scores.evaluate(sizes) <= MOST_APART
@@ -153,8 +155,10 @@ def _all_inside(found: Attention, keys: Size, checks: Sequence[ProgramCheck]) ->
 class _StagedKernels:
     """The three kernels of one. `arrays` are what passes between them: scores, weights, the maximum and the sums of each row."""
 
-    def __init__(self, kernel: Kernel, found: Attention, rounded: DType, number: int, whole: bool) -> None:
+    def __init__(self, kernel: Kernel, found: Attention, rounded: DType, number: int, whole: bool, skips: bool) -> None:
         self.kernel, self.found = kernel, found
+        self.reach = found.reach if skips and found.forms[found.maximum.operands[0]].factors else None
+        """How many keys rows have beyond their number at most, where products skip the others."""
         self.whole = whole
         """Rows are whole vectors, read once for all that is made of them."""
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
@@ -259,7 +263,10 @@ class _StagedKernels:
         def body(inner: Builder, *indices: Value) -> list[Value]:
             *batch, row, j = indices
             env = {**self._rows(batch, row), found.j: j}
-            inner.multi("store", self.score_memory, *indices, self._value(inner, found.score.result, env))
+            score = self._value(inner, found.score.result, env)
+            if self.reach is not None:
+                score = inner.select(self._is_seen(inner, row, j), score, inner.const(0.0, f32))
+            inner.multi("store", self.score_memory, *indices, score)
             return []
 
         with b.at(found.maximum.span):
@@ -321,10 +328,13 @@ class _StagedKernels:
                 weight = at.cast(at.op("load", self.weight_memory, *place, j), f32)
                 return [at.mul(weight, at.cast(self._value(at, found.value.result, own), f32))]
 
+            def seen(at: Builder, j: Value) -> Sequence[Value]:
+                return at.if_(self._is_seen(at, place[-1], j), lambda deep: term(deep, j), lambda deep: [deep.const(0.0, f32)])
+
             for result, memory in self.lines.items():
                 env[result] = inner.op("load", memory, *place)
             with inner.at(found.weighted.span):
-                total = inner.reduce("add", [inner.index(found.keys)], term, ["j"])[0]
+                total = inner.reduce("add", [inner.index(found.keys)], term if self.reach is None else seen, ["j"])[0]
             for scale in found.scales:
                 total = inner.op("div" if scale.divides else "mul", total, self._value(inner, scale.value, env))
             env[found.weighted.result] = total
@@ -334,7 +344,13 @@ class _StagedKernels:
 
         with b.at(found.parallel.span):
             b.parallel([b.index(e) for e in (*(found.extents[p] for p in positions), *column)], body, names)
-        return self._finished(self.kernel.name, b)
+        last = self._finished(self.kernel.name, b)
+        return last if self.reach is None else replace(last, attrs=MappingProxyType({**last.attrs, "zeros": True}))
+
+    def _is_seen(self, b: Builder, row: Value, j: Value) -> Value:
+        """Whether a row may read a key."""
+        assert self.reach is not None
+        return b.op("lt", j, b.add(row, b.index(self.reach)))
 
     def _rows(self, batch: Sequence[Value], row: Value) -> dict[Value, Value]:
         found = self.found

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.affine import gap
+from tilewright.analysis.affine import Affine, gap
 from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image, plane
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
@@ -39,7 +39,7 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, WarpProduct, Wgmma
 from tilewright.passes.to_tile.lower_loops import LoopLowering
 from tilewright.passes.windows.split_images import PAIRS
-from tilewright.passes.windows.sum_ranges import SumBound, sum_bounds, sum_range
+from tilewright.passes.windows.sum_ranges import SumBound, is_used, result_bounds, sum_bounds, sum_range
 
 
 def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> Kernel:
@@ -48,12 +48,14 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
     if len(products) != schedule.horizontal:
         raise CompilerBug.at("TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.horizontal}", kernel.span)
     lying = [found.apart() if schedule.apart else found for found in products]
-    bounds = sum_bounds(products[0]) if schedule.horizontal == 1 and skips_steps(schedule) else ()
-    if bounds and isinstance(schedule, Wgmma):
-        # Factors were packed with zeros where their guards do not hold (`repack`).
-        lying = [replace(found, a=replace(found.a, guard=None), b=replace(found.b, guard=None)) for found in lying]
+    skips = schedule.horizontal == 1 and skips_steps(schedule)
+    terms = isinstance(schedule, Wgmma) and bool(schedule.bf16_terms)
+    bounds = sum_bounds(products[0], schedule.inner if terms else -1) if skips else ()
+    if (bounds and isinstance(schedule, Wgmma)) or terms or kernel.attrs.get("zeros"):
+        # Factors were packed with zeros where their guards do not hold (`repack`, `split_terms`), or lie so.
+        lying = [found.unguarded() for found in lying]
     swapped = [found.swapped() if schedule.swap_ab else found for found in lying]
-    return _ContractionLowering(kernel, swapped, schedule, target, bounds).run_contraction()
+    return _ContractionLowering(kernel, swapped, schedule, target, bounds, result_bounds(products[0]) if skips else ()).run_contraction()
 
 
 def skips_steps(schedule: GpuProduct) -> bool:
@@ -78,11 +80,13 @@ class _ContractionLowering(LoopLowering):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
     def __init__(
-        self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target, bounds: tuple[SumBound, ...] = ()
+        self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target, bounds: tuple[SumBound, ...] = (), used: tuple[Affine, ...] = ()
     ) -> None:
         found = products[0]
-        self.bounds = bounds
-        """What is known of the terms that count."""
+        self.bounds, self.used = bounds, used
+        """What is known of the terms that count, and of the results whose sums do."""
+        self.stretch: tuple[Value, Value] | None = None
+        """Of one of several summed indices, that steps walk: where it begins for this tile, and how many terms there are, in whole steps."""
         super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
         self.found, self.matrix = found, schedule
         self.products = products
@@ -202,12 +206,11 @@ class _ContractionLowering(LoopLowering):
 
     def _steps(self) -> Size:
         """The extent of the loop along the sum."""
-        if self.inner < 0:
-            return self.found.k_size
-        total = self._padded()
-        for position, extent in enumerate(self.found.reduce_extents):
-            total = total if position in (self.inner, self.term) else total * extent
-        return total
+        return self.found.k_size if self.inner < 0 else self._padded() * self._around()
+
+    def _around(self) -> Size:
+        """How often the inner index is walked."""
+        return size_product([extent for position, extent in enumerate(self.found.reduce_extents) if position not in (self.inner, self.term)])
 
     def _padded(self) -> Size:
         """The inner index's extent in whole steps."""
@@ -216,10 +219,11 @@ class _ContractionLowering(LoopLowering):
     def _step_indices(self, b: Builder, k: Value, env: dict[Value, Value]) -> Value:
         """Bind the summed indices that are scalars of a step; gives the first value of the inner one."""
         found = self.found
-        padded = b.cast(b.index(self._padded()), u32)
+        padded = b.cast(b.index(self._padded()) if self.stretch is None else self.stretch[1], u32)
         number = b.cast(k, u32)
         rest = b.op("floordiv", number, padded)
         start = b.cast(b.sub(number, b.mul(rest, padded)), i64)
+        start = start if self.stretch is None else b.add(start, self.stretch[0])
         outer = [p for p in range(len(found.k)) if p not in (self.inner, self.term)]
         for position in reversed(outer[1:]):
             divisor = b.cast(b.index(found.reduce_extents[position]), u32)
@@ -293,28 +297,44 @@ class _ContractionLowering(LoopLowering):
             self.found = found
             return sums
 
-        low, high = b.index(0), b.index(self._steps())
-        if self.bounds:
-            # Steps of the sum that the guards leave empty for all of the tile are skipped.
-            tile = {
-                found.indices[found.m[0]]: (row, b.add(row, b.index(schedule.m))),
-                found.indices[found.n[0]]: (column, b.add(column, b.index(schedule.n))),
-            }
-            first, behind = sum_range(b, self.bounds, tile)
-            if first is not None:
-                floored = b.mul(b.op("floordiv", first, b.index(schedule.k)), b.index(schedule.k))
-                low = b.op("max", low, floored)
-            high = high if behind is None else b.op("min", high, behind)
+        low, high = self._range(b, row, column)
         with b.at(found.reduction.span):
             totals = b.for_(
                 low, high, b.index(schedule.k), [zero] * schedule.horizontal, step, name="k", role="sum",
-                stages=schedule.stages, **({"skips": True} if self.bounds and isinstance(schedule, Wgmma) else {}),
+                stages=schedule.stages, **({"skips": True} if (self.bounds or self.used) and isinstance(schedule, Wgmma) else {}),
             )  # fmt: skip
         masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
         masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)
         sums = {product.reduction: total for product, total in zip(self.products, totals, strict=True)}
         env.update((reduction.result, total) for reduction, total in sums.items())
         self.ops(b, [op for op in region.ops if op not in sums], env, masks)
+
+    def _range(self, b: Builder, row: Value, column: Value) -> tuple[Value, Value]:
+        """The terms that a tile adds up: steps of the sum that the guards leave empty for all of the tile are skipped, and all where no sum is used."""
+        found, schedule = self.found, self.matrix
+        low, high = b.index(0), b.index(self._steps())
+        if not (self.bounds or self.used):
+            return low, high
+        tile = {
+            found.indices[found.m[0]]: (row, b.add(row, b.index(schedule.m))),
+            found.indices[found.n[0]]: (column, b.add(column, b.index(schedule.n))),
+        }
+        first, behind = sum_range(b, self.bounds, tile)
+        step = b.index(schedule.k)
+        if first is not None:
+            first = b.op("max", low, b.mul(b.op("floordiv", first, step), step))
+        if self.inner >= 0 and self.bounds:
+            # All other indices walk the same stretch of this one.
+            begin = low if first is None else first
+            end = b.index(self._padded())
+            if behind is not None:
+                end = b.op("min", end, b.mul(b.op("floordiv", b.add(behind, b.index(schedule.k - 1)), step), step))
+            self.stretch = begin, b.op("max", b.sub(end, begin), low)
+            high = b.mul(self.stretch[1], b.index(self._around()))
+        else:
+            low = low if first is None else first
+            high = high if behind is None else b.op("min", high, behind)
+        return low, b.select(is_used(b, self.used, tile), high, low) if self.used else high
 
     def _products_of_parts(self, b: Builder, k: Value, row: Value, column: Value, env: Mapping[Value, Value], total: Value) -> Value:
         """One step of a convolution in parts (`split_images`): each part of a factor is brought once."""

@@ -235,7 +235,11 @@ def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: M
     assert product_of_terms is not None
     shape = shape_of(product_of_terms, hints)
     costs, launch = target.costs.wgmma, target.costs.launch
-    written = sum(launch.second + _number(product(memory.type.shape), hints) * TERM_BYTES / costs.stream for memory, _ in form.scratch if isinstance(memory.type, Tensor))
+    written = 0.0
+    for (memory, _), source in zip(form.scratch, form.sources, strict=True):
+        assert isinstance(memory.type, Tensor)
+        size = _number(product(memory.type.shape), hints) / costs.stream
+        written += launch.second + size * TERM_BYTES if source is None else size * MADE_TERM_BYTES
     listed = [own for tile in _TERM_TILES for own in _in_parts(tile, shape, target)]
     bounds, used = sum_bounds(product_of_terms, form.inner), result_bounds(product_of_terms)
     if bounds or used:
@@ -705,8 +709,10 @@ _TERM_TILES = tuple(
     )
 )
 """Tiles of terms: threads hold their sums twice."""
-TERM_BYTES = 1.6
-"""Moved for each byte of terms, about: a third of it is read besides, and writing is slower than reading."""
+TERM_BYTES = 3.2
+"""Moved for each element of terms, about, beside what the product reads: terms are written, f32 is read, and writing is slower than reading."""
+MADE_TERM_BYTES = 1.0
+"""The same where what makes a factor writes its terms, instead of f32."""
 _THIN = (8, 16, 32, 64)
 """Results along the short side of a product with few rows, whose time is that of reading the other factor."""
 FEWEST = 4

@@ -28,13 +28,14 @@ from tilewright.base.dtypes import DType, f32
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, floordiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, is_watched, walk
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.choose.attention import attention_schedules
 from tilewright.passes.choose.attention_cpu import has_few_rows
 from tilewright.passes.program.widen_operands import operand_dtype
+from tilewright.passes.terms.split_terms import BLOCK
 from tilewright.passes.triangles.square_results import reaches
 
 MOST_BYTES = 128 << 20
@@ -90,9 +91,9 @@ def _staged(kernel: Kernel, target: Target, sizes: Mapping[str, int], checks: Se
     if product(shape).names <= sizes.keys() and product(shape).evaluate(sizes) * f32.itemsize > (MOST_STREAMED if streams else MOST_BYTES):
         return None
     own = dtype_of(found.value.result.type)
-    skips = streams and operand_dtype(found) is f32 and "wgmma" in target.features
+    in_terms = streams and operand_dtype(found) is f32 and "wgmma" in target.features
     rounded = own if own.itemsize == 2 and own.is_float and any(map(target.has, _WAVES)) else f32
-    return _StagedKernels(kernel, replace(found, keys=keys), rounded, number, streams, skips)
+    return _StagedKernels(kernel, replace(found, keys=keys), rounded, number, streams, in_terms)
 
 
 def _gains_apart(kernel: Kernel, found: Attention, keys: Size, target: Target, sizes: Mapping[str, int]) -> bool:
@@ -155,9 +156,11 @@ def _all_inside(found: Attention, keys: Size, checks: Sequence[ProgramCheck]) ->
 class _StagedKernels:
     """The three kernels of one. `arrays` are what passes between them: scores, weights, the maximum and the sums of each row."""
 
-    def __init__(self, kernel: Kernel, found: Attention, rounded: DType, number: int, whole: bool, skips: bool) -> None:
+    def __init__(self, kernel: Kernel, found: Attention, rounded: DType, number: int, whole: bool, in_terms: bool) -> None:
         self.kernel, self.found = kernel, found
-        self.reach = found.reach if skips and found.forms[found.maximum.operands[0]].factors else None
+        self.in_terms = in_terms
+        """Products are those of terms of bf16, perhaps: weights may be written so, and tiles skip what rows do not see."""
+        self.reach = found.reach if in_terms and found.forms[found.maximum.operands[0]].factors else None
         """How many keys rows have beyond their number at most, where products skip the others."""
         self.whole = whole
         """Rows are whole vectors, read once for all that is made of them."""
@@ -181,9 +184,10 @@ class _StagedKernels:
         assert score is not None
         own = {id(op) for op in walk(score.regions[0])}
         others = [op for op in walk(self.found.sums[0].regions[0]) if op.opcode == "load" and id(op) not in own]
-        if not self.whole or keys.divisible_by(VECTOR, self.kernel.facts) or any(j in self.found.forms[v].values for op in others for v in op.operands[1:]):
+        vector = BLOCK if self.in_terms else VECTOR
+        if not self.whole or keys.divisible_by(vector, self.kernel.facts) or any(j in self.found.forms[v].values for op in others for v in op.operands[1:]):
             return keys
-        return ceildiv(keys, Size.of(VECTOR)) * VECTOR
+        return ceildiv(keys, Size.of(vector)) * vector
 
     def _used_last(self) -> set[Value]:
         """Of the maximum and the sums, those that the last kernel needs."""
@@ -345,7 +349,8 @@ class _StagedKernels:
         with b.at(found.parallel.span):
             b.parallel([b.index(e) for e in (*(found.extents[p] for p in positions), *column)], body, names)
         last = self._finished(self.kernel.name, b)
-        return last if self.reach is None else replace(last, attrs=MappingProxyType({**last.attrs, "zeros": True}))
+        attrs: dict[str, Attr] = {**last.attrs, **({"zeros": True} if self.reach is not None else {}), **({"terms_of": self.weight_memory.name} if self.in_terms else {})}
+        return replace(last, attrs=MappingProxyType(attrs))
 
     def _is_seen(self, b: Builder, row: Value, j: Value) -> Value:
         """Whether a row may read a key."""

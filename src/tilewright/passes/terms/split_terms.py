@@ -11,6 +11,7 @@ elements lie. Out: the program with a kernel more for each factor.
        parallel m, n { acc = reduce pair in 0..6, kk { yield f32(x.terms[i, first(pair), kk]) * f32(w.terms[second(pair), kk, j]) }; … }
 
 Where the sum is cut in parts (`split_k`), the scratch has the terms of one factor beside those that they are multiplied by, and the sum has one index, 0..6*kk.
+A factor that the kernel's `terms_of` names is an array whose maker writes its terms in its place, and there is no kernel more for it.
 Guards that end the sum (`windows/sum_ranges.py`) stay around the product, so that tiles skip what they leave empty; terms are zero there.
 
 Small products come first: matrix units drop bits of large sums when they add. All terms of a number have its sign, and none is zero but those of zero, so that an
@@ -28,7 +29,7 @@ from tilewright.base.dtypes import bf16, f32, u32
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Kernel, Value
+from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor, tensor
@@ -60,9 +61,12 @@ def split_terms(program: Program, plans: Plans) -> tuple[Program, Plans]:
             plan = replace(plan, inner=form.inner)
             names = dict(zip(call.kernel.params, call.args, strict=True)) | {memory: memory.name for memory, _ in form.scratch}
             by_name = {p.name: name for p, name in names.items()}
-            for memory, kernel in form.scratch:
+            for (memory, kernel), source in zip(form.scratch, form.sources, strict=True):
                 assert isinstance(memory.type, Tensor)
                 scratch.append(ProgramArray(memory.name, memory.type, "scratch"))
+                if source is not None and _is_made_as_terms(calls, names[source], memory):
+                    scratch = [array for array in scratch if array.name != names[source]]
+                    continue
                 calls.append(KernelCall(kernel, tuple(by_name[p.name] for p in kernel.params), call.loops))
                 schedules.append(None)
             call = replace(call, kernel=form.kernel, args=tuple(names[p] for p in form.kernel.params))
@@ -71,12 +75,51 @@ def split_terms(program: Program, plans: Plans) -> tuple[Program, Plans]:
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
+def _is_made_as_terms(calls: list[KernelCall], name: str, terms: Value) -> bool:
+    """Whether the call that makes an array can write its terms instead; if so, it does from now on."""
+    users = [number for number, call in enumerate(calls) if name in call.args]
+    if len(users) != 1 or calls[users[0]].args.count(name) != 1:
+        return False
+    call = calls[users[0]]
+    memory = call.kernel.params[call.args.index(name)]
+    uses = [op for op in walk(call.kernel.body) if memory in op.operands]
+    if len(uses) != 1 or uses[0].opcode != "store" or uses[0].attrs.get("masked"):
+        return False
+    own = Value(terms.type, terms.name)
+    body = _with_terms(call.kernel.body, uses[0], own)
+    params = tuple(own if p is memory else p for p in call.kernel.params)
+    args = tuple(terms.name if p is memory else arg for p, arg in zip(call.kernel.params, call.args, strict=True))
+    calls[users[0]] = replace(call, kernel=replace(call.kernel, params=params, body=body), args=args)
+    return True
+
+
+def _with_terms(block: Block, store: Op, terms: Value) -> Block:
+    """A block in which three stores of terms stand for one of f32, whose indices are those of batches, row and place in the sum."""
+    ops: list[Op] = []
+    for op in block.ops:
+        if op is not store:
+            ops.append(replace(op, regions=tuple(_with_terms(region, store, terms) for region in op.regions)) if op.regions else op)
+            continue
+        b = Builder(op.span)
+        memory, *batch, row, place, value = op.operands
+        assert isinstance(memory.type, Tensor)
+        number = b.index(0)
+        for order, (index, extent) in enumerate(zip(batch, memory.type.shape, strict=False)):
+            number = index if order == 0 else b.add(b.mul(number, b.index(extent)), index)
+        for position, part in enumerate(three_terms(b, value)):
+            b.multi("store", terms, number, row, b.index(position), place, b.cast(part, bf16))
+        ops += b.ops
+    return Block(block.args, tuple(ops))
+
+
 @record
 class TermsForm:
     """A product of terms in scratch, and what writes them."""
 
     kernel: Kernel
     scratch: tuple[tuple[Value, Kernel], ...]
+    sources: tuple[Value | None, ...]
+    """For each of these the array whose maker can write the terms instead."""
     inner: int
     """Which of the summed indices steps walk; -1: the only one."""
 
@@ -111,7 +154,17 @@ class _Terms(Packing):
         factors = (self.found.a, self.found.b)
         packs = {id(f): Value(self._memory(f), name) for f, name in zip(factors, names, strict=True)}
         written = [(packs[id(f)], self._writing_kernel(f, names[side], side)) for side, f in enumerate(factors)]
-        return TermsForm(self._multiplying_kernel(packs), tuple(written), 1 if self.once else -1)
+        return TermsForm(self._multiplying_kernel(packs), tuple(written), tuple(map(self._source, factors)), 1 if self.once else -1)
+
+    def _source(self, factor: Factor) -> Value | None:
+        """The array that a factor is, where its maker may write terms, and where these lie as its elements do."""
+        found, memory = self.found, factor.tensor
+        if not self.once or factor.load is None or memory is None or factor.load.operands[0].name != self.kernel.attrs.get("terms_of"):
+            return None
+        positions = self._positions(factor)
+        indices, extents = [*(found.indices[p] for p in positions), found.k[0]], (*(found.extents[p] for p in positions), self.length)
+        straight = all(form.is_just(index) for form, index in zip(found.access(factor), indices, strict=True))
+        return factor.load.operands[0] if straight and memory.shape == extents else None
 
     def _across(self, factor: Factor) -> bool:
         """Whether a factor's rows in memory run across the sum: its terms do so, too."""

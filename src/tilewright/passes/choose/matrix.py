@@ -46,7 +46,7 @@ from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.split_images import ImageForm, image_form
-from tilewright.passes.windows.sum_ranges import result_bounds, sum_bounds
+from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
@@ -58,6 +58,8 @@ GUARDED = 0.35
 """The part of their rate that warps reach which test guards of elements on their way to shared memory."""
 UNEVEN = 0.25
 """The part of a whole tile's time for which tiles with sums of different lengths leave multiprocessors without work at the end."""
+EXPOSED = 3.0
+"""Microseconds of a tile that nothing hides where a block has one."""
 WORD = 8
 """Bytes from which on threads bring a factor nearly as fast as the copy engine does."""
 SHORT_WORD = 4
@@ -112,7 +114,8 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         if literal:
             other *= SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
         elif by_warps:
-            other *= steps_left(guarded, sum_bounds(guarded), result_bounds(guarded), by_warps[0], hints)
+            left_over = steps_left(guarded, sum_bounds(guarded), result_bounds(guarded), by_warps[0], hints)
+            other *= left_over + UNEVEN * (1 - left_over)
         ranked_terms = tuple(s for _, s in in_terms)
         return (*ranked_terms, *by_warps) if in_terms[0][0] < other else (*by_warps, *ranked_terms)
     if literal:
@@ -243,18 +246,25 @@ def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: M
     listed = [own for tile in _TERM_TILES for own in _in_parts(tile, shape, target)]
     bounds, used = sum_bounds(product_of_terms, form.inner), result_bounds(product_of_terms)
     if bounds or used:
-        listed = [replace(s, persistent=s.split_k > 1) for s in listed]
+        halves = [s for s in listed if s.split_k == 1 and is_half(product_of_terms, (s.m, s.n), kernel)]
+        listed = [s if s in halves else replace(s, persistent=s.split_k > 1) for s in listed]
     product_of_terms = product_of_terms.unguarded()
     both = [(s, replace(s, pdl=True)) for s in listed if _in_blocks(product_of_terms, s, ["tma", "tma"], form.inner) and s.has_room(target)]
-    parts = {s: _part_left(s, shape, target, steps_left(product_of_terms, bounds, used, s, hints)) if s.skips else 1.0 for pair in both for s in pair}
-    ranked = [(part * cost(s, shape, target, product_of_terms) / costs.chunked + written, s) for s, part in parts.items()]
+    parts = {s: _part_left(s, shape, target, steps_left(product_of_terms, bounds, used, s, hints)) if s.split_k == 1 else 1.0 for pair in both for s in pair}
+    ranked = [(part * (cost(s, shape, target, product_of_terms) / costs.chunked + _exposed(s, shape, target)) + written, s) for s, part in parts.items()]
     return sorted(ranked, key=lambda pair: pair[0])
+
+
+def _exposed(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
+    """What blocks of one tile each wait for their first operands and for their last results to leave."""
+    return 0.0 if schedule.persistent else EXPOSED * -(-_tiles(schedule, shape) // target.multiprocessors)
 
 
 def _part_left(schedule: Wgmma, shape: ProductShape, target: Target, left: float) -> float:
     """The part of its time that a product takes of which so much is left: as long as the longest tile takes, and as what is left of all of them."""
     tiles = _tiles(schedule, shape)
-    return max(1.0, left * tiles / target.multiprocessors + UNEVEN) / max(1, -(-tiles // target.multiprocessors))
+    uneven = 0.0 if schedule.persistent else UNEVEN  # tiles of persistent blocks are alike
+    return max(1.0, left * tiles / target.multiprocessors + uneven) / max(1, -(-tiles // target.multiprocessors))
 
 
 def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:

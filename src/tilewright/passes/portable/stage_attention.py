@@ -275,7 +275,8 @@ class _StagedKernels:
 
         with b.at(found.maximum.span):
             b.parallel([b.index(e) for e in (*self.outer, found.extents[found.row], found.keys)], body, names)
-        return self._finished(f"{self.kernel.name}.scores", b)
+        first = self._finished(f"{self.kernel.name}.scores", b)
+        return first if self.reach is None else replace(first, attrs=MappingProxyType({**first.attrs, "partial": True}))
 
     def weights(self) -> Kernel:
         found = self.found

@@ -146,7 +146,7 @@ class _Terms(Packing):
         self.stored = [tuple(range(TERMS))] * 2 if once else [tuple(pair[side] for pair in PAIRS) for side in range(2)]
         """The terms of each factor, as they lie in memory."""
         self.guards = list(dict.fromkeys(f.guard for f in (self.found.a, self.found.b) if f.guard is not None)) if once and sum_bounds(self.found) else []
-        self.length = ceildiv(self.found.reduce_extents[0], Size.of(BLOCK)) * BLOCK
+        self.length = _in_blocks(self.found.reduce_extents[0], kernel)
         """Elements of one stretch of the sum."""
 
     def form(self, number: int) -> TermsForm:
@@ -177,7 +177,7 @@ class _Terms(Packing):
     def _extents(self, factor: Factor) -> tuple[Size, Size]:
         """Of all batches, and of the rows."""
         *batch, rows = (self.found.extents[p] for p in self._positions(factor))
-        return product(batch), ceildiv(rows, Size.of(BLOCK)) * BLOCK if self._across(factor) else rows
+        return product(batch), _in_blocks(rows, self.kernel) if self._across(factor) else rows
 
     def _memory(self, factor: Factor) -> Tensor:
         """The terms as the product reads them."""
@@ -271,6 +271,10 @@ class _Terms(Packing):
         with b.at(found.parallel.span):
             b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
         return self._finished(self.kernel.name, b, list(packs.values()))
+
+
+def _in_blocks(extent: Size, kernel: Kernel) -> Size:
+    return extent if extent.divisible_by(BLOCK, kernel.facts) else ceildiv(extent, Size.of(BLOCK)) * BLOCK
 
 
 def _term_of(b: Builder, pair: Value, side: int) -> Value:

@@ -24,9 +24,9 @@ from types import MappingProxyType
 
 from tilewright.analysis.affine import Affine, gap
 from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image, plane
-from tilewright.base.dtypes import i64, u32
+from tilewright.base.dtypes import f32, i64, u32
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, ceildiv, contiguous_strides, minimum, without_clamp
+from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, ceildiv, contiguous_strides, floordiv, minimum, without_clamp
 from tilewright.base.sizes import product as size_product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -39,7 +39,7 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, WarpProduct, Wgmma
 from tilewright.passes.to_tile.lower_loops import LoopLowering
 from tilewright.passes.windows.split_images import PAIRS
-from tilewright.passes.windows.sum_ranges import SumBound, is_used, result_bounds, sum_bounds, sum_range
+from tilewright.passes.windows.sum_ranges import SumBound, is_half, is_used, result_bounds, sum_bounds, sum_range
 
 
 def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> Kernel:
@@ -55,7 +55,9 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
         # Factors were packed with zeros where their guards do not hold (`repack`, `split_terms`), or lie so.
         lying = [found.unguarded() for found in lying]
     swapped = [found.swapped() if schedule.swap_ab else found for found in lying]
-    return _ContractionLowering(kernel, swapped, schedule, target, bounds, result_bounds(products[0]) if skips else ()).run_contraction()
+    half = terms and schedule.split_k == 1 and not schedule.swap_ab and is_half(products[0], (schedule.m, schedule.n), kernel)
+    used = result_bounds(products[0]) if skips and not half else ()
+    return _ContractionLowering(kernel, swapped, schedule, target, bounds, used, half).run_contraction()
 
 
 def skips_steps(schedule: GpuProduct) -> bool:
@@ -80,9 +82,11 @@ class _ContractionLowering(LoopLowering):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
     def __init__(
-        self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target, bounds: tuple[SumBound, ...] = (), used: tuple[Affine, ...] = ()
+        self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target, bounds: tuple[SumBound, ...], used: tuple[Affine, ...], half: bool
     ) -> None:
         found = products[0]
+        self.half = half
+        """There are no tiles above the diagonal."""
         self.bounds, self.used = bounds, used
         """What is known of the terms that count, and of the results whose sums do."""
         self.stretch: tuple[Value, Value] | None = None
@@ -111,7 +115,7 @@ class _ContractionLowering(LoopLowering):
         # The blocks of a cluster have neighbouring tiles along n; what follows counts clusters.
         together = self.cluster
         down, across = ceildiv(found.size(found.m), schedule.m), ceildiv(found.size(found.n), schedule.n * together)
-        tiles = found.size(found.batch) * down * across
+        tiles = found.size(found.batch) * (floordiv(down * (down + 1), Size.of(2)) if self.half else down * across)
         most = self.target.multiprocessors // (together * self.cluster_k)
         blocks = minimum(Size.of(most), tiles) if schedule.persistent else tiles
         first = b.op("program_id", axis=0)
@@ -160,12 +164,14 @@ class _ContractionLowering(LoopLowering):
         found, rest = self.found, b.cast(number, u32)
         batch: list[Value] = []
         if found.batch:
-            outer, rest = divide(rest, size(down * across))
+            outer, rest = divide(rest, size(floordiv(down * (down + 1), Size.of(2)) if self.half else down * across))
             for position in reversed(found.batch[1:]):
                 outer, digit = divide(outer, size(found.extents[position]))
                 batch.insert(0, b.cast(digit, i64))
             batch.insert(0, b.cast(outer, i64))
-        if across == ONE:
+        if self.half:
+            row, column = self._below_diagonal(b, rest)
+        elif across == ONE:
             row, column = rest, size(0)
         elif self.matrix.raster == 1:
             row, column = divide(rest, size(across))
@@ -179,6 +185,20 @@ class _ContractionLowering(LoopLowering):
         if rank is not None:
             along = b.add(b.mul(along, b.index(self.cluster)), rank)
         return batch, b.mul(down_there, b.index(self.matrix.m)), b.mul(along, b.index(self.matrix.n))
+
+    def _below_diagonal(self, b: Builder, number: Value) -> tuple[Value, Value]:
+        """The row and the column of a tile on or below the diagonal, where these are counted row by row: of row r the first is r * (r + 1) / 2."""
+        one, two = b.const(1, u32), b.const(2, u32)
+        root = b.op("sqrt", b.add(b.mul(b.cast(number, f32), b.const(2.0, f32)), b.const(0.25, f32)))
+        row = b.cast(b.sub(root, b.const(0.5, f32)), u32)
+
+        def before(value: Value) -> Value:
+            return b.op("floordiv", b.mul(value, b.add(value, one)), two)
+
+        # A root may be off by one.
+        row = b.select(b.op("gt", before(row), number), b.sub(row, one), row)
+        row = b.select(b.op("le", before(b.add(row, one)), number), b.add(row, one), row)
+        return row, b.sub(number, before(row))
 
     def _walk(
         self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value], short: bool = False

@@ -14,7 +14,7 @@ from tilewright.analysis.contraction import Contraction
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Value, walk
+from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.passes.windows.guards import guard_tests
 
 
@@ -58,6 +58,16 @@ def result_bounds(found: Contraction) -> tuple[Affine, ...]:
     sides = {found.indices[found.m[0]], found.indices[found.n[0]]}
     tests = [test.form for test in guard_tests(uses[0].operands[0], made, found.forms) if not test.divisor]
     return tuple(form for form in tests if form is not None and form.factors and all(v in sides and f in (ONE, -ONE) for v, f in form.factors))
+
+
+def is_half(found: Contraction, tile: tuple[int, int], kernel: Kernel) -> bool:
+    """Whether the tiles on and below the diagonal are all that a kernel has to compute: those above it have no result that anything reads (`partial`)."""
+    forms = result_bounds(found) if kernel.attrs.get("partial") and tile[0] == tile[1] else ()
+    if len(forms) != 1 or found.extents[found.m[0]] != found.extents[found.n[0]]:
+        return False
+    (form,), row, column = forms, found.indices[found.m[0]], found.indices[found.n[0]]
+    beyond = form.constant.constant
+    return form.factor(row) == ONE and form.factor(column) == -ONE and beyond is not None and -tile[0] < beyond <= 0
 
 
 def is_used(b: Builder, forms: tuple[Affine, ...], tile: Mapping[Value, tuple[Value, Value]]) -> Value:

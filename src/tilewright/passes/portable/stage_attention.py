@@ -46,6 +46,8 @@ MOST_STREAMED = 16 << 30
 """The same of GPUs with asynchronous copies."""
 WIDE = 128
 """Terms of a score, or columns, of f32 up to which one kernel computes attention as fast as three do."""
+TALLEST = 256
+"""Rows of a tile of a product, at most."""
 MOST_APART = 2 << 30
 """Bytes of scores for which memory is taken where one kernel would need none."""
 _WAVES = ("mfma", "wmma3", "wmma4", "cp.async")
@@ -314,7 +316,18 @@ class _StagedKernels:
         extent = found.forms[total.operands[0]]
         if extent.factors or extent.constant != self.width:
             weight = b.select(b.op("lt", j, self._value(b, total.operands[0], own)), weight, b.const(0.0, f32))
-        b.multi("store", self.weight_memory, *indices, j, b.cast(weight, _tensor_of(self.weight_memory).dtype))
+        weight = b.cast(weight, _tensor_of(self.weight_memory).dtype)
+
+        def stored(deep: Builder) -> list[Value]:
+            deep.multi("store", self.weight_memory, *indices, j, weight)
+            return []
+
+        if self.reach is None:
+            stored(b)
+        else:
+            # Products read zeros up to the end of a row's tile; what is behind is not written.
+            end = b.op("floordiv", b.add(indices[-1], b.index(self.reach + (TALLEST + BLOCK - 2))), b.index(BLOCK))
+            b.if_(b.op("lt", j, b.mul(end, b.index(BLOCK))), stored, lambda deep: [])
         return []
 
     def weighted(self) -> Kernel:

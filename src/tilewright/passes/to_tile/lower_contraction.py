@@ -51,7 +51,7 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
     skips = schedule.horizontal == 1 and skips_steps(schedule)
     terms = isinstance(schedule, Wgmma) and bool(schedule.bf16_terms)
     bounds = sum_bounds(products[0], schedule.inner if terms else -1) if skips else ()
-    if (bounds and isinstance(schedule, Wgmma)) or terms or kernel.attrs.get("zeros"):
+    if terms or (bounds and (isinstance(schedule, Wgmma) or kernel.attrs.get("zeros"))):
         # Factors were packed with zeros where their guards do not hold (`repack`, `split_terms`), or lie so.
         lying = [found.unguarded() for found in lying]
     swapped = [found.swapped() if schedule.swap_ab else found for found in lying]

@@ -34,12 +34,12 @@ from tilewright.passes.choose.mma import (
     warp_time,
 )
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
+from tilewright.passes.choose.skipped_steps import steps_left
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
-from tilewright.passes.choose.skipped_steps import steps_left
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule

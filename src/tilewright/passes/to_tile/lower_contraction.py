@@ -26,7 +26,17 @@ from tilewright.analysis.affine import Affine, gap
 from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image, plane
 from tilewright.base.dtypes import f32, i64, u32
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, ceildiv, contiguous_strides, floordiv, minimum, without_clamp
+from tilewright.base.sizes import (
+    ONE,
+    ZERO,
+    Size,
+    SizeCall,
+    ceildiv,
+    contiguous_strides,
+    floordiv,
+    minimum,
+    without_clamp,
+)
 from tilewright.base.sizes import product as size_product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder

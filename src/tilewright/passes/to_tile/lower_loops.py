@@ -38,9 +38,9 @@ from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_o
 from tilewright.passes.common.scan_loops import find_scans, loads_inside
 from tilewright.passes.common.shift_rows import aligned_accesses, row_start, shift_of
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.to_tile.row_limits import load_limits
 from tilewright.passes.to_tile.borders import Borders
 from tilewright.passes.to_tile.even_tiles import border_tests
+from tilewright.passes.to_tile.row_limits import load_limits
 
 if TYPE_CHECKING:
     from tilewright.analysis.recomputed import Recomputed

@@ -247,7 +247,7 @@ def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: M
     bounds, used = sum_bounds(product_of_terms, form.inner), result_bounds(product_of_terms)
     if bounds or used:
         halves = [s for s in listed if s.split_k == 1 and is_half(product_of_terms, (s.m, s.n), kernel)]
-        listed = [s if s in halves else replace(s, persistent=s.split_k > 1) for s in listed]
+        listed = [s if s in halves or (bounds and product_of_terms.batch) else replace(s, persistent=s.split_k > 1) for s in listed]
     product_of_terms = product_of_terms.unguarded()
     both = [(s, replace(s, pdl=True)) for s in listed if _in_blocks(product_of_terms, s, ["tma", "tma"], form.inner) and s.has_room(target)]
     parts = {s: _part_left(s, shape, target, steps_left(product_of_terms, bounds, used, s, hints)) if s.split_k == 1 else 1.0 for pair in both for s in pair}
@@ -263,7 +263,7 @@ def _exposed(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
 def _part_left(schedule: Wgmma, shape: ProductShape, target: Target, left: float) -> float:
     """The part of its time that a product takes of which so much is left: as long as the longest tile takes, and as what is left of all of them."""
     tiles = _tiles(schedule, shape)
-    uneven = 0.0 if schedule.persistent else UNEVEN  # tiles of persistent blocks are alike
+    uneven = 0.0 if schedule.persistent else UNEVEN  # tiles of persistent blocks are alike, or in order
     return max(1.0, left * tiles / target.multiprocessors + uneven) / max(1, -(-tiles // target.multiprocessors))
 
 

@@ -157,6 +157,10 @@ class _ContractionLowering(LoopLowering):
         signs = [(1 if bound.upper else -1) * (1 if bound.form.factor(row) == ONE else -1) for bound in self.bounds if row in bound.form.values]
         return sum(signs) > 0
 
+    def _by_length(self) -> bool:
+        """Whether blocks take tiles of many batches whose sums differ in length."""
+        return self.matrix.persistent and bool(self.found.batch) and self.cluster == 1 and self._grows()
+
     # -- where a tile lies --------------------------------------------------------------------------------------
 
     def _place(
@@ -173,6 +177,16 @@ class _ContractionLowering(LoopLowering):
 
         found, rest = self.found, b.cast(number, u32)
         batch: list[Value] = []
+        if self._by_length():
+            # Rows of tiles of all batches, the longest sums first: every block has as many of each length.
+            turned, rest = divide(rest, size(found.size(found.batch) * across))
+            outer, column = divide(rest, size(across))
+            row = b.sub(size(down - 1), turned)
+            for position in reversed(found.batch[1:]):
+                outer, digit = divide(outer, size(found.extents[position]))
+                batch.insert(0, b.cast(digit, i64))
+            batch.insert(0, b.cast(outer, i64))
+            return batch, b.mul(b.cast(row, i64), b.index(self.matrix.m)), b.mul(b.cast(column, i64), b.index(self.matrix.n))
         if found.batch:
             outer, rest = divide(rest, size(floordiv(down * (down + 1), Size.of(2)) if self.half else down * across))
             for position in reversed(found.batch[1:]):

@@ -247,6 +247,8 @@ class _WgmmaLowering:
 
     def _is_involved(self) -> bool:
         """Whether the copying threads have more to compute than the corner of a matrix."""
+        if self.schedule.bf16_terms:
+            return self.skips  # which terms a step brings is a number of few registers
         if self.schedule.inner >= 0:
             return True
         loads = [*(ring.load for ring in self.rings), *(self.computed.rings if self.computed is not None else ())]
@@ -393,8 +395,11 @@ class _WgmmaLowering:
         if self.stream is not None:
             self._stretch_of_tiles(b, op, self.stream, high)
             return
-        steps = self._steps_outside(b, op)
-        position, advance = b.const(0, u32), steps
+        position = b.const(0, u32)
+        if self.skips:
+            self._sizes_outside(b, op)
+        else:
+            advance = steps = self._steps_outside(b, op)
         if self.schedule.pingpong and self.role == "computing":
             low = b.add(low, b.mul(self.epilogue.own, step))
             position = b.mul(b.cast(self.epilogue.own, u32), steps)
@@ -409,7 +414,8 @@ class _WgmmaLowering:
             if counted:
                 (self.tile_count,) = count
             self._body(inner, region.ops, current)
-            return [inner.add(current, advance), *(inner.add(c, inner.const(1, u32)) for c in count)]
+            taken = self._counting_steps(inner)[1] if self.skips else advance
+            return [inner.add(current, taken), *(inner.add(c, inner.const(1, u32)) for c in count)]
 
         b.for_(low, high, step, [position, b.const(0, u32)] if counted else [position], body, name="tile", unroll=1)
 

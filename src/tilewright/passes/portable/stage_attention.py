@@ -13,7 +13,9 @@ Keys that a limit or a condition leaves out have a weight of 0. Attention stays 
 operand may be read only under the text's condition, and where the scratch arrays would be larger than a portable GPU promises to bind.
 
 On GPUs without asynchronous copies that is all attention; on others, what matrix attention does not take: rows of more than 256 terms or columns, and rows
-that do not lie at whole 16 bytes.
+that do not lie at whole 16 bytes. On Hopper also wide rows of f32, whose products are those of terms (`terms/split_terms.py`): the second kernel writes weights as terms. Where rows end
+early, a `select` in the first and a guard in the last say so, and tiles skip what is empty: scores that nothing reads need not be stored (`partial`), and weights are
+zero where the guard does not hold (`zeros`).
 """
 
 from __future__ import annotations
@@ -46,8 +48,6 @@ MOST_STREAMED = 16 << 30
 """The same of GPUs with asynchronous copies."""
 WIDE = 128
 """Terms of a score, or columns, of f32 up to which one kernel computes attention as fast as three do."""
-TALLEST = 256
-"""Rows of a tile of a product, at most."""
 MOST_APART = 2 << 30
 """Bytes of scores for which memory is taken where one kernel would need none."""
 _WAVES = ("mfma", "wmma3", "wmma4", "cp.async")
@@ -100,7 +100,7 @@ def _staged(kernel: Kernel, target: Target, sizes: Mapping[str, int], checks: Se
 
 def _gains_apart(kernel: Kernel, found: Attention, keys: Size, target: Target, sizes: Mapping[str, int]) -> bool:
     """Whether attention that one kernel could compute is faster as three. Of wide rows of f32 in parts a block has room for few keys, and its warps read them from
-    shared memory more often than they multiply them; products of terms by warp groups are some times as fast. All scores are computed, so rows must not end early."""
+    shared memory more often than they multiply them; products of terms by warp groups are some times as fast."""
     depth, width = found.depth.constant, found.column_extent.constant
     assert depth is not None and width is not None
     if "wgmma" not in target.features or operand_dtype(found) is not f32 or kernel.attrs.get("precision") is not None or max(depth, width) <= WIDE:
@@ -316,18 +316,7 @@ class _StagedKernels:
         extent = found.forms[total.operands[0]]
         if extent.factors or extent.constant != self.width:
             weight = b.select(b.op("lt", j, self._value(b, total.operands[0], own)), weight, b.const(0.0, f32))
-        weight = b.cast(weight, _tensor_of(self.weight_memory).dtype)
-
-        def stored(deep: Builder) -> list[Value]:
-            deep.multi("store", self.weight_memory, *indices, j, weight)
-            return []
-
-        if self.reach is None:
-            stored(b)
-        else:
-            # Products read zeros up to the end of a row's tile; what is behind is not written.
-            end = b.op("floordiv", b.add(indices[-1], b.index(self.reach + (TALLEST + BLOCK - 2))), b.index(BLOCK))
-            b.if_(b.op("lt", j, b.mul(end, b.index(BLOCK))), stored, lambda deep: [])
+        b.multi("store", self.weight_memory, *indices, j, b.cast(weight, _tensor_of(self.weight_memory).dtype))
         return []
 
     def weighted(self) -> Kernel:

@@ -64,7 +64,7 @@ def split_terms(program: Program, plans: Plans) -> tuple[Program, Plans]:
             for (memory, kernel), source in zip(form.scratch, form.sources, strict=True):
                 assert isinstance(memory.type, Tensor)
                 scratch.append(ProgramArray(memory.name, memory.type, "scratch"))
-                if source is not None and (plan.skips or not form.ends) and _is_made_as_terms(calls, names[source], memory):
+                if source is not None and _is_made_as_terms(calls, names[source], memory):
                     scratch = [array for array in scratch if array.name != names[source]]
                     continue
                 calls.append(KernelCall(kernel, tuple(by_name[p.name] for p in kernel.params), call.loops))
@@ -120,8 +120,6 @@ class TermsForm:
     scratch: tuple[tuple[Value, Kernel], ...]
     sources: tuple[Value | None, ...]
     """For each of these the array whose maker can write the terms instead."""
-    ends: bool
-    """Guards end the sum: what is behind is not written by what makes a factor."""
     inner: int
     """Which of the summed indices steps walk; -1: the only one."""
 
@@ -156,7 +154,7 @@ class _Terms(Packing):
         factors = (self.found.a, self.found.b)
         packs = {id(f): Value(self._memory(f), name) for f, name in zip(factors, names, strict=True)}
         written = [(packs[id(f)], self._writing_kernel(f, names[side], side)) for side, f in enumerate(factors)]
-        return TermsForm(self._multiplying_kernel(packs), tuple(written), tuple(map(self._source, factors)), bool(self.guards), 1 if self.once else -1)
+        return TermsForm(self._multiplying_kernel(packs), tuple(written), tuple(map(self._source, factors)), 1 if self.once else -1)
 
     def _source(self, factor: Factor) -> Value | None:
         """The array that a factor is, where its maker may write terms, and where these lie as its elements do."""

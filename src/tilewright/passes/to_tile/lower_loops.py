@@ -40,7 +40,6 @@ from tilewright.passes.common.shift_rows import aligned_accesses, row_start, shi
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.to_tile.borders import Borders
 from tilewright.passes.to_tile.even_tiles import border_tests
-from tilewright.passes.to_tile.row_limits import load_limits
 
 if TYPE_CHECKING:
     from tilewright.analysis.recomputed import Recomputed
@@ -108,9 +107,6 @@ class LoopLowering:
         walks = (*self.nest.reductions, *self.nest.sweeps)
         self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
         self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
-        in_registers = schedule.whole and schedule.cluster == 1 and not schedule.shifted and not is_watched(kernel)
-        self.limits = {load: (op.regions[0].args[-1], limit) for op in walks for load, limit in load_limits(op.regions[0]).items()} if in_registers else {}
-        """GPU: loads of a row that registers hold of which only what is below a limit counts, with the index and the limit."""
         self.tested: set[tuple[int, int]] = set()
         """Accesses, and axes of them, whose indices were tested before the loop they stand in."""
         self.around = _loops_around(self.nest.parallel, ())
@@ -637,7 +633,6 @@ class LoopLowering:
         operands = [env[v] for v in op.operands]
         if op.opcode == "load":
             attrs = self._access_attrs(op)
-            masks = [*masks, *self._below_limit(b, op, env)]
             return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks, attrs)]
         if op.opcode == "store":
             self._store(b, operands, masks, self._access_attrs(op))
@@ -726,16 +721,6 @@ class LoopLowering:
 
     def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
         return value if shape_of(value) == shape or not shape else b.op("broadcast", value, shape=shape)
-
-    def _below_limit(self, b: Builder, load: Op, env: Mapping[Value, Value]) -> list[Condition]:
-        """The condition that a row's element counts, for whole vectors, where a limit is known."""
-        if id(load) not in self.limits:
-            return []
-        index, limit = (env[v] for v in self.limits[id(load)])
-        vector = b.like(b.index(self.schedule.vector), limit)
-        behind = b.mul(b.op("floordiv", b.add(limit, b.sub(vector, b.splat(1, limit))), vector), vector)
-        shape = join(shape_of(index), shape_of(behind))
-        return [Condition(b.op("lt", self.widen(b, index, shape), self.widen(b, behind, shape)), edge=True)]
 
     def _mask_for(self, b: Builder, shape: Shape, masks: list[Condition]) -> tuple[Shape, Value | None]:
         """The condition an access of that shape runs under, and the shape it then has."""

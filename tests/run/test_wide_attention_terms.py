@@ -3,14 +3,11 @@ in the emulator, whose scratch memory is poisoned: what no kernel wrote is in no
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from bench.families.products import attention
 
 import tilewright as tw
-from tilewright.base.target import NVPTX
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
 from tilewright.ir.program import Program
@@ -50,17 +47,6 @@ def test_results(shape: tuple[int, int, int], causal: bool) -> None:
     # What computes weights writes their terms; f32 of them is nowhere.
     assert not any("weights" in array.name for array in program.scratch)
     assert sum(call.kernel.name.endswith(".terms") for call in program.calls) == 3
-
-
-@pytest.mark.usefixtures("by_terms")
-def test_blocks_take_many_tiles_with_sums_of_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NVPTX, "sm_90a", replace(NVPTX["sm_90a"], multiprocessors=2))
-    rng = np.random.default_rng(3)
-    q, k, v = (rng.standard_normal((2, 200, 136)).astype(np.float32) for _ in range(3))
-    found, program = emulated(True, q, k, v)
-    np.testing.assert_allclose(found, exact(q, k, v, True), rtol=0, atol=2e-6)
-    last = program.calls[-1].kernel
-    assert any(op.attrs.get("role") == "tiles" for op in walk(last.body)) and any(op.attrs.get("skips") for op in walk(last.body))
 
 
 @pytest.mark.usefixtures("by_terms")

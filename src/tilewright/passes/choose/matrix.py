@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 
 from tilewright.analysis import divisors
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane, restates_bounds
@@ -247,10 +248,13 @@ def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: M
     bounds, used = sum_bounds(product_of_terms, form.inner), result_bounds(product_of_terms)
     if bounds or used:
         halves = [s for s in listed if s.split_k == 1 and is_half(product_of_terms, (s.m, s.n), kernel)]
-        listed = [s if s in halves or (bounds and product_of_terms.batch) else replace(s, persistent=s.split_k > 1) for s in listed]
+        # Blocks of one tile each balance sums of different lengths. Of three warp groups threads have no registers left for where these end.
+        others = [replace(s, persistent=s.split_k > 1) for s in listed if s not in halves and (s.split_k > 1 or s.math_warpgroups < 3)]
+        listed = [*halves, *others]
     product_of_terms = product_of_terms.unguarded()
     both = [(s, replace(s, pdl=True)) for s in listed if _in_blocks(product_of_terms, s, ["tma", "tma"], form.inner) and s.has_room(target)]
-    parts = {s: _part_left(s, shape, target, steps_left(product_of_terms, bounds, used, s, hints)) if s.split_k == 1 else 1.0 for pair in both for s in pair}
+    some = bool(bounds or used)
+    parts = {s: _part_left(s, shape, target, steps_left(product_of_terms, bounds, used, s, hints)) if some and s.split_k == 1 else 1.0 for pair in both for s in pair}
     ranked = [(part * (cost(s, shape, target, product_of_terms) / costs.chunked + _exposed(s, shape, target)) + written, s) for s, part in parts.items()]
     return sorted(ranked, key=lambda pair: pair[0])
 
@@ -263,8 +267,9 @@ def _exposed(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
 def _part_left(schedule: Wgmma, shape: ProductShape, target: Target, left: float) -> float:
     """The part of its time that a product takes of which so much is left: as long as the longest tile takes, and as what is left of all of them."""
     tiles = _tiles(schedule, shape)
-    uneven = 0.0 if schedule.persistent else UNEVEN  # tiles of persistent blocks are alike, or in order
-    return max(1.0, left * tiles / target.multiprocessors + uneven) / max(1, -(-tiles // target.multiprocessors))
+    rounds = left * tiles / target.multiprocessors
+    # Tiles of persistent blocks are alike.
+    return (ceil(rounds) if schedule.persistent else max(1.0, rounds + UNEVEN)) / max(1, -(-tiles // target.multiprocessors))
 
 
 def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:

@@ -65,7 +65,7 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
         # Factors were packed with zeros where their guards do not hold (`repack`, `split_terms`), or lie so.
         lying = [found.unguarded() for found in lying]
     swapped = [found.swapped() if schedule.swap_ab else found for found in lying]
-    half = terms and schedule.split_k == 1 and not schedule.swap_ab and is_half(products[0], (schedule.m, schedule.n), kernel)
+    half = isinstance(schedule, Wgmma) and terms and schedule.split_k == schedule.cluster == 1 and not schedule.swap_ab and is_half(products[0], (schedule.m, schedule.n), kernel)
     used = result_bounds(products[0]) if skips and not half else ()
     return _ContractionLowering(kernel, swapped, schedule, target, bounds, used, half).run_contraction()
 
@@ -157,10 +157,6 @@ class _ContractionLowering(LoopLowering):
         signs = [(1 if bound.upper else -1) * (1 if bound.form.factor(row) == ONE else -1) for bound in self.bounds if row in bound.form.values]
         return sum(signs) > 0
 
-    def _by_length(self) -> bool:
-        """Whether blocks take tiles of many batches whose sums differ in length."""
-        return self.matrix.persistent and bool(self.found.batch) and self.cluster == 1 and self._grows()
-
     # -- where a tile lies --------------------------------------------------------------------------------------
 
     def _place(
@@ -177,16 +173,6 @@ class _ContractionLowering(LoopLowering):
 
         found, rest = self.found, b.cast(number, u32)
         batch: list[Value] = []
-        if self._by_length():
-            # Rows of tiles of all batches, the longest sums first: every block has as many of each length.
-            turned, rest = divide(rest, size(found.size(found.batch) * across))
-            outer, column = divide(rest, size(across))
-            row = b.sub(size(down - 1), turned)
-            for position in reversed(found.batch[1:]):
-                outer, digit = divide(outer, size(found.extents[position]))
-                batch.insert(0, b.cast(digit, i64))
-            batch.insert(0, b.cast(outer, i64))
-            return batch, b.mul(b.cast(row, i64), b.index(self.matrix.m)), b.mul(b.cast(column, i64), b.index(self.matrix.n))
         if found.batch:
             outer, rest = divide(rest, size(floordiv(down * (down + 1), Size.of(2)) if self.half else down * across))
             for position in reversed(found.batch[1:]):

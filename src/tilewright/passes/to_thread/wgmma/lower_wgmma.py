@@ -395,11 +395,8 @@ class _WgmmaLowering:
         if self.stream is not None:
             self._stretch_of_tiles(b, op, self.stream, high)
             return
-        position = b.const(0, u32)
-        if self.skips:
-            self._sizes_outside(b, op)
-        else:
-            advance = steps = self._steps_outside(b, op)
+        steps = self._steps_outside(b, op)
+        position, advance = b.const(0, u32), steps
         if self.schedule.pingpong and self.role == "computing":
             low = b.add(low, b.mul(self.epilogue.own, step))
             position = b.mul(b.cast(self.epilogue.own, u32), steps)
@@ -414,8 +411,7 @@ class _WgmmaLowering:
             if counted:
                 (self.tile_count,) = count
             self._body(inner, region.ops, current)
-            taken = self._counting_steps(inner)[1] if self.skips else advance
-            return [inner.add(current, taken), *(inner.add(c, inner.const(1, u32)) for c in count)]
+            return [inner.add(current, advance), *(inner.add(c, inner.const(1, u32)) for c in count)]
 
         b.for_(low, high, step, [position, b.const(0, u32)] if counted else [position], body, name="tile", unroll=1)
 

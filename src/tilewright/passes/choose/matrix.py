@@ -114,7 +114,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         other = warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
         if literal:
             other *= SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
-        elif by_warps:
+        elif by_warps and isinstance(by_warps[0], GpuProduct):
             left_over = steps_left(guarded, sum_bounds(guarded), result_bounds(guarded), by_warps[0], hints)
             other *= left_over + UNEVEN * (1 - left_over)
         ranked_terms = tuple(s for _, s in in_terms)

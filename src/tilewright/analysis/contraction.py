@@ -84,6 +84,10 @@ class Contraction:
     def accumulator(self) -> DType:
         return dtype_of(self.reduction.results[0].type)
 
+    def unguarded(self) -> Contraction:
+        """The same of factors that are zero where their guards do not hold."""
+        return replace(self, a=replace(self.a, guard=None), b=replace(self.b, guard=None))
+
     def swapped(self) -> Contraction:
         """The same with the factors exchanged."""
         return replace(self, a=self.b, b=self.a, m=self.n, n=self.m)

@@ -156,6 +156,8 @@ class WarpCosts:
     images_fma: tuple[float, ...] = (1.0, 0.92, 0.9, 0.78)
     """The same for convolutions, whose places of results are two, three or four indices walked as one, by matrix instructions and by multiply-adds; first where operands
     are brought 16 bytes at a time."""
+    strided_fma: tuple[float, ...] = (1.0, 0.73, 0.58)
+    """What is left of the latter where neighbouring results read every element, every second, or every third or fewer: most of what memory brings is not used."""
     transposing: tuple[float, float, float] = (0.0, 0.05, 0.06)
     """The part of its time that turning the elements of so many factors costs a multiprocessor."""
     taken_apart: float = 3e-5

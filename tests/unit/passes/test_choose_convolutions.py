@@ -11,7 +11,7 @@ from bench.families import convolutions
 
 import tilewright as tw
 from tilewright.base.dtypes import DType, bf16, f32
-from tilewright.passes.schedules.matrix import MatrixSchedule, Wgmma
+from tilewright.passes.schedules.matrix import Fma, MatrixSchedule, Wgmma
 
 Strides = tuple[int, int]
 
@@ -67,3 +67,9 @@ def test_values_where_a_divisor_is_shared(stride: Strides, dilation: int, paddin
     windows = windows[:, :: stride[0], :: stride[1], :, ::dilation, ::dilation]
     want = np.einsum("nijcrs,orsc->nijo", windows, w.astype(np.float64)).astype(bf16.numpy).astype(np.float64)
     np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_images_with_a_stride_are_slower_by_multiply_adds(stride: int) -> None:
+    chosen = schedules(convolutions.conv1d(stride, 2, 1), empty(13, 132, 20004, dtype=f32), empty(60, 132, 4, dtype=f32))
+    assert not any(isinstance(s, Fma) for s in chosen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 
 from tilewright.analysis import divisors
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane, restates_bounds
@@ -37,6 +38,7 @@ from tilewright.passes.choose.mma import (
     warp_time,
 )
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
+from tilewright.passes.choose.skipped_steps import steps_left
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
@@ -48,6 +50,7 @@ from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.split_images import ImageForm, image_form
+from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
@@ -59,6 +62,8 @@ GUARDED = 0.35
 """The part of their rate that warps reach which test guards of elements on their way to shared memory."""
 UNEVEN = 0.25
 """The part of a whole tile's time for which tiles with sums of different lengths leave multiprocessors without work at the end."""
+EXPOSED = 3.0
+"""Microseconds of a tile that nothing hides where a block has one."""
 NARROW = 24
 """Columns that multiplying none would cost as much as, by how instructions with few columns slow down."""
 LARGE = 1 << 14
@@ -92,6 +97,9 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     found = find_contraction(kernel)
     if found is None:
         return ()
+    guarded = found
+    if kernel.attrs.get("zeros"):
+        found = found.unguarded()
     literal = not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b))
     if literal and not kernel.attrs.get("repaired"):
         # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
@@ -99,12 +107,15 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if not target.simt:
         return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
-    if in_terms := terms_schedules(kernel, found, target, hints) or ([] if literal else image_schedules(kernel, found, target, hints)):
+    if in_terms := terms_schedules(kernel, guarded, target, hints) or ([] if literal else image_schedules(kernel, found, target, hints)):
         by_warps = _by_warps(kernel, found, target, hints, inner)
         shape = shape_of(found, hints)
         other = warp_time(by_warps, kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
         if literal:
             other *= SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
+        elif by_warps and isinstance(by_warps[0], GpuProduct):
+            left_over = steps_left(guarded, sum_bounds(guarded), result_bounds(guarded), by_warps[0], hints)
+            other *= left_over + UNEVEN * (1 - left_over)
         ranked_terms = tuple(s for _, s in in_terms)
         return (*ranked_terms, *by_warps) if in_terms[0][0] < other else (*by_warps, *ranked_terms)
     if literal:
@@ -210,10 +221,7 @@ def _triangular(kernel: Kernel, found: Contraction, target: Target, hints: Mappi
     for s in tiles:
         if s.skips and s.store == "tma":
             plain, packed = (cost(_with_copies(s, own), shape, target, found) for own in (["tma", "tma"], ways))
-            # As long as the longest tile takes, and as what is left of all of them.
-            rounds = _tiles(s, shape) / target.multiprocessors
-            part = max(1.0, left * rounds + UNEVEN) / max(1, -(-_tiles(s, shape) // target.multiprocessors))
-            ranked.append((part * plain + packed - plain, _with_copies(s, ways)))
+            ranked.append((_part_left(s, shape, target, left) * plain + packed - plain, _with_copies(s, ways)))
     return sorted(ranked, key=lambda pair: pair[0])
 
 
@@ -230,11 +238,37 @@ def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: M
     assert product_of_terms is not None
     shape = shape_of(product_of_terms, hints)
     costs, launch = target.costs.wgmma, target.costs.launch
-    written = sum(launch.second + _number(product(memory.type.shape), hints) * TERM_BYTES / costs.stream for memory, _ in form.scratch if isinstance(memory.type, Tensor))
+    written = 0.0
+    for (memory, _), source in zip(form.scratch, form.sources, strict=True):
+        assert isinstance(memory.type, Tensor)
+        size = _number(product(memory.type.shape), hints) / costs.stream
+        written += launch.second + size * TERM_BYTES if source is None else size * MADE_TERM_BYTES
     listed = [own for tile in _TERM_TILES for own in _in_parts(tile, shape, target)]
-    both = [(s, replace(s, pdl=True)) for s in listed if _in_blocks(product_of_terms, s, ["tma", "tma"], -1) and s.has_room(target)]
-    ranked = [(cost(s, shape, target, product_of_terms) / costs.chunked + written, s) for pair in both for s in pair]
+    bounds, used = sum_bounds(product_of_terms, form.inner), result_bounds(product_of_terms)
+    if bounds or used:
+        halves = [s for s in listed if s.split_k == 1 and is_half(product_of_terms, (s.m, s.n), kernel)]
+        # Blocks of one tile each balance sums of different lengths. Of three warp groups threads have no registers left for where these end.
+        others = [replace(s, persistent=s.split_k > 1) for s in listed if s not in halves and (s.split_k > 1 or s.math_warpgroups < 3)]
+        listed = [*halves, *others]
+    product_of_terms = product_of_terms.unguarded()
+    both = [(s, replace(s, pdl=True)) for s in listed if _in_blocks(product_of_terms, s, ["tma", "tma"], form.inner) and s.has_room(target)]
+    some = bool(bounds or used)
+    parts = {s: _part_left(s, shape, target, steps_left(product_of_terms, bounds, used, s, hints)) if some and s.split_k == 1 else 1.0 for pair in both for s in pair}
+    ranked = [(part * (cost(s, shape, target, product_of_terms) / costs.chunked + _exposed(s, shape, target)) + written, s) for s, part in parts.items()]
     return sorted(ranked, key=lambda pair: pair[0])
+
+
+def _exposed(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
+    """What blocks of one tile each wait for their first operands and for their last results to leave."""
+    return 0.0 if schedule.persistent else EXPOSED * -(-_tiles(schedule, shape) // target.multiprocessors)
+
+
+def _part_left(schedule: Wgmma, shape: ProductShape, target: Target, left: float) -> float:
+    """The part of its time that a product takes of which so much is left: as long as the longest tile takes, and as what is left of all of them."""
+    tiles = _tiles(schedule, shape)
+    rounds = left * tiles / target.multiprocessors
+    # Tiles of persistent blocks are alike.
+    return (ceil(rounds) if schedule.persistent else max(1.0, rounds + UNEVEN)) / max(1, -(-tiles // target.multiprocessors))
 
 
 def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
@@ -689,8 +723,10 @@ _TERM_TILES = tuple(
     )
 )
 """Tiles of terms: threads hold their sums twice."""
-TERM_BYTES = 1.6
-"""Moved for each byte of terms, about: a third of it is read besides, and writing is slower than reading."""
+TERM_BYTES = 3.2
+"""Moved for each element of terms, about, beside what the product reads: terms are written, f32 is read, and writing is slower than reading."""
+MADE_TERM_BYTES = 1.0
+"""The same where what makes a factor writes its terms, instead of f32."""
 _THIN = (8, 16, 32, 64)
 """Results along the short side of a product with few rows, whose time is that of reading the other factor."""
 FEWEST = 4

@@ -94,7 +94,17 @@ def attained(schedule: MatrixSchedule, kernel: Kernel, found: Contraction, work:
     if not isinstance(schedule, Mma):
         # What lies along the sum is turned on its way.
         in_vectors = in_vectors and found.indices[side[-1]] in found.access(image)[-1].values
-    return by_axes[0] if in_vectors else by_axes[min(axes, len(by_axes)) - 1]
+    reached = by_axes[0] if in_vectors else by_axes[min(axes, len(by_axes)) - 1]
+    if isinstance(schedule, Mma):
+        return reached
+    return reached * costs.strided_fma[min(_stride_along(found, image, side), len(costs.strided_fma)) - 1]
+
+
+def _stride_along(found: Contraction, factor: Factor, side: Sequence[int]) -> int:
+    """How many elements of an image lie between those that neighbouring results read."""
+    if factor.load is None:
+        return 1
+    return max(1, abs(found.access(factor)[-1].factor(found.indices[side[-1]]).constant or 1))
 
 
 def _lies_across(kernel: Kernel, found: Contraction, target: Target, m: int, n: int, k: int) -> bool:

@@ -13,7 +13,9 @@ Keys that a limit or a condition leaves out have a weight of 0. Attention stays 
 operand may be read only under the text's condition, and where the scratch arrays would be larger than a portable GPU promises to bind.
 
 On GPUs without asynchronous copies that is all attention; on others, what matrix attention does not take: rows of more than 256 terms or columns, and rows
-that do not lie at whole 16 bytes.
+that do not lie at whole 16 bytes. On Hopper also wide rows of f32, whose products are those of terms (`terms/split_terms.py`): the second kernel writes weights as terms. Where rows end
+early, a `select` in the first and a guard in the last say so, and tiles skip what is empty: scores that nothing reads need not be stored (`partial`), and weights are
+zero where the guard does not hold (`zeros`).
 """
 
 from __future__ import annotations
@@ -21,19 +23,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.analysis.attention import Attention, find_attention
 from tilewright.base.dtypes import DType, f32
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, floordiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, is_watched, walk
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.choose.attention import attention_schedules
 from tilewright.passes.choose.attention_cpu import has_few_rows
 from tilewright.passes.program.widen_operands import operand_dtype
+from tilewright.passes.terms.split_terms import BLOCK
 from tilewright.passes.triangles.square_results import reaches
 
 MOST_BYTES = 128 << 20
@@ -89,16 +93,17 @@ def _staged(kernel: Kernel, target: Target, sizes: Mapping[str, int], checks: Se
     if product(shape).names <= sizes.keys() and product(shape).evaluate(sizes) * f32.itemsize > (MOST_STREAMED if streams else MOST_BYTES):
         return None
     own = dtype_of(found.value.result.type)
+    in_terms = streams and operand_dtype(found) is f32 and "wgmma" in target.features
     rounded = own if own.itemsize == 2 and own.is_float and any(map(target.has, _WAVES)) else f32
-    return _StagedKernels(kernel, replace(found, keys=keys), rounded, number, streams)
+    return _StagedKernels(kernel, replace(found, keys=keys), rounded, number, streams, in_terms)
 
 
 def _gains_apart(kernel: Kernel, found: Attention, keys: Size, target: Target, sizes: Mapping[str, int]) -> bool:
     """Whether attention that one kernel could compute is faster as three. Of wide rows of f32 in parts a block has room for few keys, and its warps read them from
-    shared memory more often than they multiply them; products of terms by warp groups are some times as fast. All scores are computed, so rows must not end early."""
+    shared memory more often than they multiply them; products of terms by warp groups are some times as fast."""
     depth, width = found.depth.constant, found.column_extent.constant
     assert depth is not None and width is not None
-    if "wgmma" not in target.features or operand_dtype(found) is not f32 or kernel.attrs.get("precision") is not None or max(depth, width) <= WIDE or found.reach is not None:
+    if "wgmma" not in target.features or operand_dtype(found) is not f32 or kernel.attrs.get("precision") is not None or max(depth, width) <= WIDE:
         return False
     scores = product((*(found.extents[p] for p in found.batch), found.extents[found.row], keys)) * f32.itemsize
     return scores.names <= sizes.keys() and scores.evaluate(sizes) <= MOST_APART
@@ -153,8 +158,12 @@ def _all_inside(found: Attention, keys: Size, checks: Sequence[ProgramCheck]) ->
 class _StagedKernels:
     """The three kernels of one. `arrays` are what passes between them: scores, weights, the maximum and the sums of each row."""
 
-    def __init__(self, kernel: Kernel, found: Attention, rounded: DType, number: int, whole: bool) -> None:
+    def __init__(self, kernel: Kernel, found: Attention, rounded: DType, number: int, whole: bool, in_terms: bool) -> None:
         self.kernel, self.found = kernel, found
+        self.in_terms = in_terms
+        """Products are those of terms of bf16, perhaps: weights may be written so, and tiles skip what rows do not see."""
+        self.reach = found.reach if in_terms and found.forms[found.maximum.operands[0]].factors else None
+        """How many keys rows have beyond their number at most, where products skip the others."""
         self.whole = whole
         """Rows are whole vectors, read once for all that is made of them."""
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
@@ -177,9 +186,10 @@ class _StagedKernels:
         assert score is not None
         own = {id(op) for op in walk(score.regions[0])}
         others = [op for op in walk(self.found.sums[0].regions[0]) if op.opcode == "load" and id(op) not in own]
-        if not self.whole or keys.divisible_by(VECTOR, self.kernel.facts) or any(j in self.found.forms[v].values for op in others for v in op.operands[1:]):
+        vector = BLOCK if self.in_terms else VECTOR
+        if not self.whole or keys.divisible_by(vector, self.kernel.facts) or any(j in self.found.forms[v].values for op in others for v in op.operands[1:]):
             return keys
-        return ceildiv(keys, Size.of(VECTOR)) * VECTOR
+        return ceildiv(keys, Size.of(vector)) * vector
 
     def _used_last(self) -> set[Value]:
         """Of the maximum and the sums, those that the last kernel needs."""
@@ -259,12 +269,16 @@ class _StagedKernels:
         def body(inner: Builder, *indices: Value) -> list[Value]:
             *batch, row, j = indices
             env = {**self._rows(batch, row), found.j: j}
-            inner.multi("store", self.score_memory, *indices, self._value(inner, found.score.result, env))
+            score = self._value(inner, found.score.result, env)
+            if self.reach is not None:
+                score = inner.select(self._is_seen(inner, row, j), score, inner.const(0.0, f32))
+            inner.multi("store", self.score_memory, *indices, score)
             return []
 
         with b.at(found.maximum.span):
             b.parallel([b.index(e) for e in (*self.outer, found.extents[found.row], found.keys)], body, names)
-        return self._finished(f"{self.kernel.name}.scores", b)
+        first = self._finished(f"{self.kernel.name}.scores", b)
+        return first if self.reach is None else replace(first, attrs=MappingProxyType({**first.attrs, "partial": True}))
 
     def weights(self) -> Kernel:
         found = self.found
@@ -321,10 +335,13 @@ class _StagedKernels:
                 weight = at.cast(at.op("load", self.weight_memory, *place, j), f32)
                 return [at.mul(weight, at.cast(self._value(at, found.value.result, own), f32))]
 
+            def seen(at: Builder, j: Value) -> Sequence[Value]:
+                return at.if_(self._is_seen(at, place[-1], j), lambda deep: term(deep, j), lambda deep: [deep.const(0.0, f32)])
+
             for result, memory in self.lines.items():
                 env[result] = inner.op("load", memory, *place)
             with inner.at(found.weighted.span):
-                total = inner.reduce("add", [inner.index(found.keys)], term, ["j"])[0]
+                total = inner.reduce("add", [inner.index(found.keys)], term if self.reach is None else seen, ["j"])[0]
             for scale in found.scales:
                 total = inner.op("div" if scale.divides else "mul", total, self._value(inner, scale.value, env))
             env[found.weighted.result] = total
@@ -334,7 +351,14 @@ class _StagedKernels:
 
         with b.at(found.parallel.span):
             b.parallel([b.index(e) for e in (*(found.extents[p] for p in positions), *column)], body, names)
-        return self._finished(self.kernel.name, b)
+        last = self._finished(self.kernel.name, b)
+        attrs: dict[str, Attr] = {**last.attrs, **({"zeros": True} if self.reach is not None else {}), **({"terms_of": self.weight_memory.name} if self.in_terms else {})}
+        return replace(last, attrs=MappingProxyType(attrs))
+
+    def _is_seen(self, b: Builder, row: Value, j: Value) -> Value:
+        """Whether a row may read a key."""
+        assert self.reach is not None
+        return b.op("lt", j, b.add(row, b.index(self.reach)))
 
     def _rows(self, batch: Sequence[Value], row: Value) -> dict[Value, Value]:
         found = self.found

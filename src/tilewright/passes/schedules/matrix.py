@@ -201,7 +201,7 @@ class Wgmma(GpuProduct):
     def skips(self) -> bool:
         """Whether tiles may have sums of different lengths: every block has one tile, all of its sum, and operands of its own."""
         shared = self.cluster > 1 or self.cluster_k > 1 or self.split_k > 1 or self.horizontal > 1 or self.stream_k
-        return not (shared or self.persistent or self.pingpong or self.chunk or self.a_copy == "rs")
+        return not (shared or self.persistent or self.pingpong or (self.chunk and not self.bf16_terms) or self.a_copy == "rs")
 
     @property
     def tile_kind(self) -> tuple[int, int, bool, bool]:

@@ -1,14 +1,18 @@
 """Factors of f32 become three terms of bf16 each, written to scratch before the product. `Program -> Program`.
 
 In: a program and the schedules of its contractions. Where one says `bf16_terms=6`, each factor, whatever it is computed from, is first written to scratch: an f32
-is the sum of three bf16, which it is exactly, and a product is six products of these. What the six leave out is below 2^-24 of the product. The scratch has
-the terms of one factor beside those that they are multiplied by, one stretch of the sum behind the other, so that the product is one of bf16 with a sum six times as
-long, by the copy engine and warp-group instructions at full speed, wherever the elements lie. Out: the program with a kernel more for each factor.
+is the sum of three bf16, which it is exactly, and a product is six products of these. What the six leave out is below 2^-24 of the product. The product is one of
+bf16 with a sum six times as long, one stretch of which is that of one pair of terms, by the copy engine and warp-group instructions at full speed, wherever the
+elements lie. Out: the program with a kernel more for each factor.
 
     parallel m, n { acc = reduce k { yield x[i, k] * w[k, j] }; … }
-    -> parallel m, kk { x0, x1, x2 = terms(kk < k ? x[i, kk] : 0); store x.terms[i, 0, kk] = x2; store x.terms[i, 1, kk] = x0; … }
-       parallel kk, n { w0, w1, w2 = terms(…); store w.terms[0, kk, j] = w0; store w.terms[1, kk, j] = w2; … }
-       parallel m, n { acc = reduce t in 0..6*kk { yield f32(x.terms[i, t]) * f32(w.terms[t, j]) }; … }
+    -> parallel m, kk { x0, x1, x2 = terms(kk < k ? x[i, kk] : 0); store x.terms[i, 0, kk] = x0; store x.terms[i, 1, kk] = x1; … }
+       parallel kk, n { w0, w1, w2 = terms(…); store w.terms[0, kk, j] = w0; store w.terms[1, kk, j] = w1; … }
+       parallel m, n { acc = reduce pair in 0..6, kk { yield f32(x.terms[i, first(pair), kk]) * f32(w.terms[second(pair), kk, j]) }; … }
+
+Where the sum is cut in parts (`split_k`), the scratch has the terms of one factor beside those that they are multiplied by, and the sum has one index, 0..6*kk.
+A factor that the kernel's `terms_of` names is an array whose maker writes its terms in its place, and there is no kernel more for it.
+Guards that end the sum (`windows/sum_ranges.py`) stay around the product, so that tiles skip what they leave empty; terms are zero there.
 
 Small products come first: matrix units drop bits of large sums when they add. All terms of a number have its sign, and none is zero but those of zero, so that an
 infinity gives what it gives in f32 (`common/tf32.py`): a number that leaves no rest leaves 2^-64 of itself.
@@ -25,13 +29,14 @@ from tilewright.base.dtypes import bf16, f32, u32
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Kernel, Value
+from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.program.repack import Packing
 from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.windows.sum_ranges import sum_bounds
 
 PAIRS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 """The terms of both factors that are multiplied, in order."""
@@ -51,13 +56,17 @@ def split_terms(program: Program, plans: Plans) -> tuple[Program, Plans]:
     scratch = list(program.scratch)
     for call, plan in zip(program.calls, plans, strict=True):
         if isinstance(plan, Wgmma) and plan.bf16_terms:
-            form = terms_form(call.kernel, len(scratch))
+            form = terms_form(call.kernel, len(scratch), plan.split_k == 1)
             assert form is not None
+            plan = replace(plan, inner=form.inner)
             names = dict(zip(call.kernel.params, call.args, strict=True)) | {memory: memory.name for memory, _ in form.scratch}
             by_name = {p.name: name for p, name in names.items()}
-            for memory, kernel in form.scratch:
+            for (memory, kernel), source in zip(form.scratch, form.sources, strict=True):
                 assert isinstance(memory.type, Tensor)
                 scratch.append(ProgramArray(memory.name, memory.type, "scratch"))
+                if source is not None and _is_made_as_terms(calls, names[source], memory):
+                    scratch = [array for array in scratch if array.name != names[source]]
+                    continue
                 calls.append(KernelCall(kernel, tuple(by_name[p.name] for p in kernel.params), call.loops))
                 schedules.append(None)
             call = replace(call, kernel=form.kernel, args=tuple(names[p] for p in form.kernel.params))
@@ -66,12 +75,53 @@ def split_terms(program: Program, plans: Plans) -> tuple[Program, Plans]:
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
+def _is_made_as_terms(calls: list[KernelCall], name: str, terms: Value) -> bool:
+    """Whether the call that makes an array can write its terms instead; if so, it does from now on."""
+    users = [number for number, call in enumerate(calls) if name in call.args]
+    if len(users) != 1 or calls[users[0]].args.count(name) != 1:
+        return False
+    call = calls[users[0]]
+    memory = call.kernel.params[call.args.index(name)]
+    uses = [op for op in walk(call.kernel.body) if memory in op.operands]
+    if len(uses) != 1 or uses[0].opcode != "store" or uses[0].attrs.get("masked"):
+        return False
+    own = Value(terms.type, terms.name)
+    body = _with_terms(call.kernel.body, uses[0], own)
+    params = tuple(own if p is memory else p for p in call.kernel.params)
+    args = tuple(terms.name if p is memory else arg for p, arg in zip(call.kernel.params, call.args, strict=True))
+    calls[users[0]] = replace(call, kernel=replace(call.kernel, params=params, body=body), args=args)
+    return True
+
+
+def _with_terms(block: Block, store: Op, terms: Value) -> Block:
+    """A block in which three stores of terms stand for one of f32, whose indices are those of batches, row and place in the sum."""
+    ops: list[Op] = []
+    for op in block.ops:
+        if op is not store:
+            ops.append(replace(op, regions=tuple(_with_terms(region, store, terms) for region in op.regions)) if op.regions else op)
+            continue
+        b = Builder(op.span)
+        memory, *batch, row, place, value = op.operands
+        assert isinstance(memory.type, Tensor)
+        number = b.index(0)
+        for order, (index, extent) in enumerate(zip(batch, memory.type.shape, strict=False)):
+            number = index if order == 0 else b.add(b.mul(number, b.index(extent)), index)
+        for position, part in enumerate(three_terms(b, value)):
+            b.multi("store", terms, number, row, b.index(position), place, b.cast(part, bf16))
+        ops += b.ops
+    return Block(block.args, tuple(ops))
+
+
 @record
 class TermsForm:
     """A product of terms in scratch, and what writes them."""
 
     kernel: Kernel
     scratch: tuple[tuple[Value, Kernel], ...]
+    sources: tuple[Value | None, ...]
+    """For each of these the array whose maker can write the terms instead."""
+    inner: int
+    """Which of the summed indices steps walk; -1: the only one."""
 
 
 def has_terms(found: Contraction) -> bool:
@@ -79,20 +129,24 @@ def has_terms(found: Contraction) -> bool:
     return found.a.dtype is found.b.dtype is found.accumulator is f32 and len(found.m) == len(found.n) == len(found.k) == 1
 
 
-def terms_form(kernel: Kernel, number: int = 0) -> TermsForm | None:
-    """The kernel with factors of terms; None where it is no product that can be computed so."""
+def terms_form(kernel: Kernel, number: int = 0, once: bool = True) -> TermsForm | None:
+    """The kernel with factors of terms, each of which lies in memory once, or once for each product; None where it is no product that can be computed so."""
     found = find_contraction(kernel)
     if found is None or not has_terms(found):
         return None
-    return _Terms(kernel, found).form(number)
+    return _Terms(kernel, once).form(number)
 
 
 class _Terms(Packing):
     """What writes the terms of both factors, and what multiplies them."""
 
-    def __init__(self, kernel: Kernel, found: Contraction) -> None:
+    def __init__(self, kernel: Kernel, once: bool) -> None:
         super().__init__(KernelCall(kernel, tuple(p.name for p in kernel.params), ()), Wgmma(64, 64, 64, a_copy="pack", b_copy="pack"))
-        self.length = ceildiv(self.found.reduce_extents[0], Size.of(BLOCK)) * BLOCK
+        self.once = once
+        self.stored = [tuple(range(TERMS))] * 2 if once else [tuple(pair[side] for pair in PAIRS) for side in range(2)]
+        """The terms of each factor, as they lie in memory."""
+        self.guards = list(dict.fromkeys(f.guard for f in (self.found.a, self.found.b) if f.guard is not None)) if once and sum_bounds(self.found) else []
+        self.length = _in_blocks(self.found.reduce_extents[0], kernel)
         """Elements of one stretch of the sum."""
 
     def form(self, number: int) -> TermsForm:
@@ -100,7 +154,17 @@ class _Terms(Packing):
         factors = (self.found.a, self.found.b)
         packs = {id(f): Value(self._memory(f), name) for f, name in zip(factors, names, strict=True)}
         written = [(packs[id(f)], self._writing_kernel(f, names[side], side)) for side, f in enumerate(factors)]
-        return TermsForm(self._multiplying_kernel(packs), tuple(written))
+        return TermsForm(self._multiplying_kernel(packs), tuple(written), tuple(map(self._source, factors)), 1 if self.once else -1)
+
+    def _source(self, factor: Factor) -> Value | None:
+        """The array that a factor is, where its maker may write terms, and where these lie as its elements do."""
+        found, memory = self.found, factor.tensor
+        if not self.once or factor.load is None or memory is None or factor.load.operands[0].name != self.kernel.attrs.get("terms_of"):
+            return None
+        positions = self._positions(factor)
+        indices, extents = [*(found.indices[p] for p in positions), found.k[0]], (*(found.extents[p] for p in positions), self.length)
+        straight = all(form.is_just(index) for form, index in zip(found.access(factor), indices, strict=True))
+        return factor.load.operands[0] if straight and memory.shape == extents else None
 
     def _across(self, factor: Factor) -> bool:
         """Whether a factor's rows in memory run across the sum: its terms do so, too."""
@@ -113,13 +177,13 @@ class _Terms(Packing):
     def _extents(self, factor: Factor) -> tuple[Size, Size]:
         """Of all batches, and of the rows."""
         *batch, rows = (self.found.extents[p] for p in self._positions(factor))
-        return product(batch), ceildiv(rows, Size.of(BLOCK)) * BLOCK if self._across(factor) else rows
+        return product(batch), _in_blocks(rows, self.kernel) if self._across(factor) else rows
 
     def _memory(self, factor: Factor) -> Tensor:
         """The terms as the product reads them."""
         batch, rows = self._extents(factor)
-        whole = self.length * len(PAIRS)
-        shape = (batch, whole, rows) if self._across(factor) else (batch, rows, whole)
+        stretches = (Size.of(TERMS), self.length) if self.once else (self.length * len(PAIRS),)
+        shape = (batch, *stretches, rows) if self._across(factor) else (batch, rows, *stretches)
         return tensor(bf16, *shape, align=16)
 
     def _batch(self, b: Builder, factor: Factor, local: dict[Value, Value]) -> Value:
@@ -132,7 +196,7 @@ class _Terms(Packing):
     def _writing_kernel(self, factor: Factor, name: str, side: int) -> Kernel:
         found, positions, across = self.found, self._positions(factor), self._across(factor)
         batch, rows = self._extents(factor)
-        count = Size.of(len(PAIRS))
+        count = Size.of(len(self.stored[side]))
         shape = (batch, count, self.length, rows) if across else (batch, rows, count, self.length)
         memory = Value(tensor(bf16, *shape, align=16), name)
         b = Builder(self.kernel.span)
@@ -149,9 +213,9 @@ class _Terms(Packing):
             whole = self._element(inner, factor, local, inside, lambda deep: deep.const(0, f32))
             parts = [inner.cast(part, bf16) for part in three_terms(inner, whole)]
             place = self._batch(inner, factor, local)
-            for pair, terms in enumerate(PAIRS):
-                where = (inner.index(pair), k, row) if across else (row, inner.index(pair), k)
-                inner.multi("store", memory, place, *where, parts[terms[side]])
+            for position, term in enumerate(self.stored[side]):
+                where = (inner.index(position), k, row) if across else (row, inner.index(position), k)
+                inner.multi("store", memory, place, *where, parts[term])
             return []
 
         outer = [b.index(found.extents[p]) for p in positions[:-1]]
@@ -175,19 +239,30 @@ class _Terms(Packing):
         def body(inner: Builder, *indices: Value) -> list[Value]:
             local = dict(mapping) | dict(zip(region.args, indices, strict=True))
 
-            def term(deep: Builder, t: Value) -> Sequence[Value]:
+            def term(deep: Builder, *sums: Value) -> Sequence[Value]:
                 factors: list[Value] = []
-                for factor in (found.a, found.b):
+                for side, factor in enumerate((found.a, found.b)):
                     row = local[found.indices[self._side(factor)[0]]]
-                    where = (t, row) if self._across(factor) else (row, t)
+                    stretch = (_term_of(deep, sums[0], side), sums[1]) if self.once else sums
+                    where = (*stretch, row) if self._across(factor) else (row, *stretch)
                     loaded = deep.op("load", packs[id(factor)], self._batch(deep, factor, local), *where)
                     factors.append(deep.cast(loaded, f32))
                 return [deep.mul(*factors)]
 
+            def guarded(deep: Builder, *sums: Value) -> Sequence[Value]:
+                inside = dict(local) | {found.k[0]: sums[-1]}
+                self._clone(deep, self.guards, inside)
+                condition = inside[self.guards[0]]
+                for guard in self.guards[1:]:
+                    condition = deep.logical_and(condition, inside[guard])
+                return deep.if_(condition, lambda region: term(region, *sums), lambda region: [region.const(0, f32)])
+
             for op in region.ops[:-1]:
                 if op is found.reduction:
+                    extents = (Size.of(len(PAIRS)), self.length) if self.once else (self.length * len(PAIRS),)
+                    names = (["pair"] if self.once else []) + [found.k[0].name]
                     with inner.at(op.span):
-                        results = inner.reduce("add", [inner.index(self.length * len(PAIRS))], term, [found.k[0].name])
+                        results = inner.reduce("add", [inner.index(e) for e in extents], guarded if self.guards else term, names)
                     local.update(zip(op.results, results, strict=True))
                 else:
                     clone_ops(inner, [op], local)
@@ -196,6 +271,19 @@ class _Terms(Packing):
         with b.at(found.parallel.span):
             b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
         return self._finished(self.kernel.name, b, list(packs.values()))
+
+
+def _in_blocks(extent: Size, kernel: Kernel) -> Size:
+    return extent if extent.divisible_by(BLOCK, kernel.facts) else ceildiv(extent, Size.of(BLOCK)) * BLOCK
+
+
+def _term_of(b: Builder, pair: Value, side: int) -> Value:
+    """Which term of a factor a pair multiplies."""
+    number = b.index(0)
+    for position, pairs in enumerate(PAIRS):
+        if pairs[side]:
+            number = b.select(b.op("eq", pair, b.index(position)), b.index(pairs[side]), number)
+    return number
 
 
 def three_terms(b: Builder, x: Value) -> list[Value]:

@@ -22,11 +22,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.affine import gap
+from tilewright.analysis.affine import Affine, gap
 from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image, plane
-from tilewright.base.dtypes import i64, u32
+from tilewright.base.dtypes import f32, i64, u32
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, ceildiv, contiguous_strides, minimum, without_clamp
+from tilewright.base.sizes import (
+    ONE,
+    ZERO,
+    Size,
+    SizeCall,
+    ceildiv,
+    contiguous_strides,
+    floordiv,
+    minimum,
+    without_clamp,
+)
 from tilewright.base.sizes import product as size_product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -39,7 +49,7 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, WarpProduct, Wgmma
 from tilewright.passes.to_tile.lower_loops import LoopLowering
 from tilewright.passes.windows.split_images import PAIRS
-from tilewright.passes.windows.sum_ranges import SumBound, sum_bounds, sum_range
+from tilewright.passes.windows.sum_ranges import SumBound, is_half, is_used, result_bounds, sum_bounds, sum_range
 
 
 def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> Kernel:
@@ -48,12 +58,16 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
     if len(products) != schedule.horizontal:
         raise CompilerBug.at("TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.horizontal}", kernel.span)
     lying = [found.apart() if schedule.apart else found for found in products]
-    bounds = sum_bounds(products[0]) if schedule.horizontal == 1 and skips_steps(schedule) else ()
-    if bounds and isinstance(schedule, Wgmma):
-        # Factors were packed with zeros where their guards do not hold (`repack`).
-        lying = [replace(found, a=replace(found.a, guard=None), b=replace(found.b, guard=None)) for found in lying]
+    skips = schedule.horizontal == 1 and skips_steps(schedule)
+    terms = isinstance(schedule, Wgmma) and bool(schedule.bf16_terms)
+    bounds = sum_bounds(products[0], schedule.inner if terms else -1) if skips else ()
+    if terms or (bounds and (isinstance(schedule, Wgmma) or kernel.attrs.get("zeros"))):
+        # Factors were packed with zeros where their guards do not hold (`repack`, `split_terms`), or lie so.
+        lying = [found.unguarded() for found in lying]
     swapped = [found.swapped() if schedule.swap_ab else found for found in lying]
-    return _ContractionLowering(kernel, swapped, schedule, target, bounds).run_contraction()
+    half = isinstance(schedule, Wgmma) and terms and schedule.split_k == schedule.cluster == 1 and not schedule.swap_ab and is_half(products[0], (schedule.m, schedule.n), kernel)
+    used = result_bounds(products[0]) if skips and not half else ()
+    return _ContractionLowering(kernel, swapped, schedule, target, bounds, used, half).run_contraction()
 
 
 def skips_steps(schedule: GpuProduct) -> bool:
@@ -78,11 +92,15 @@ class _ContractionLowering(LoopLowering):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
     def __init__(
-        self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target, bounds: tuple[SumBound, ...] = ()
+        self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target, bounds: tuple[SumBound, ...], used: tuple[Affine, ...], half: bool
     ) -> None:
         found = products[0]
-        self.bounds = bounds
-        """What is known of the terms that count."""
+        self.half = half
+        """There are no tiles above the diagonal."""
+        self.bounds, self.used = bounds, used
+        """What is known of the terms that count, and of the results whose sums do."""
+        self.stretch: tuple[Value, Value] | None = None
+        """Of one of several summed indices, that steps walk: where it begins for this tile, and how many terms there are, in whole steps."""
         super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
         self.found, self.matrix = found, schedule
         self.products = products
@@ -107,7 +125,7 @@ class _ContractionLowering(LoopLowering):
         # The blocks of a cluster have neighbouring tiles along n; what follows counts clusters.
         together = self.cluster
         down, across = ceildiv(found.size(found.m), schedule.m), ceildiv(found.size(found.n), schedule.n * together)
-        tiles = found.size(found.batch) * down * across
+        tiles = found.size(found.batch) * (floordiv(down * (down + 1), Size.of(2)) if self.half else down * across)
         most = self.target.multiprocessors // (together * self.cluster_k)
         blocks = minimum(Size.of(most), tiles) if schedule.persistent else tiles
         first = b.op("program_id", axis=0)
@@ -156,12 +174,14 @@ class _ContractionLowering(LoopLowering):
         found, rest = self.found, b.cast(number, u32)
         batch: list[Value] = []
         if found.batch:
-            outer, rest = divide(rest, size(down * across))
+            outer, rest = divide(rest, size(floordiv(down * (down + 1), Size.of(2)) if self.half else down * across))
             for position in reversed(found.batch[1:]):
                 outer, digit = divide(outer, size(found.extents[position]))
                 batch.insert(0, b.cast(digit, i64))
             batch.insert(0, b.cast(outer, i64))
-        if across == ONE:
+        if self.half:
+            row, column = self._below_diagonal(b, rest)
+        elif across == ONE:
             row, column = rest, size(0)
         elif self.matrix.raster == 1:
             row, column = divide(rest, size(across))
@@ -175,6 +195,20 @@ class _ContractionLowering(LoopLowering):
         if rank is not None:
             along = b.add(b.mul(along, b.index(self.cluster)), rank)
         return batch, b.mul(down_there, b.index(self.matrix.m)), b.mul(along, b.index(self.matrix.n))
+
+    def _below_diagonal(self, b: Builder, number: Value) -> tuple[Value, Value]:
+        """The row and the column of a tile on or below the diagonal, where these are counted row by row: of row r the first is r * (r + 1) / 2."""
+        one, two = b.const(1, u32), b.const(2, u32)
+        root = b.op("sqrt", b.add(b.mul(b.cast(number, f32), b.const(2.0, f32)), b.const(0.25, f32)))
+        row = b.cast(b.sub(root, b.const(0.5, f32)), u32)
+
+        def before(value: Value) -> Value:
+            return b.op("floordiv", b.mul(value, b.add(value, one)), two)
+
+        # A root may be off by one.
+        row = b.select(b.op("gt", before(row), number), b.sub(row, one), row)
+        row = b.select(b.op("le", before(b.add(row, one)), number), b.add(row, one), row)
+        return row, b.sub(number, before(row))
 
     def _walk(
         self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value], short: bool = False
@@ -202,12 +236,11 @@ class _ContractionLowering(LoopLowering):
 
     def _steps(self) -> Size:
         """The extent of the loop along the sum."""
-        if self.inner < 0:
-            return self.found.k_size
-        total = self._padded()
-        for position, extent in enumerate(self.found.reduce_extents):
-            total = total if position in (self.inner, self.term) else total * extent
-        return total
+        return self.found.k_size if self.inner < 0 else self._padded() * self._around()
+
+    def _around(self) -> Size:
+        """How often the inner index is walked."""
+        return size_product([extent for position, extent in enumerate(self.found.reduce_extents) if position not in (self.inner, self.term)])
 
     def _padded(self) -> Size:
         """The inner index's extent in whole steps."""
@@ -216,10 +249,11 @@ class _ContractionLowering(LoopLowering):
     def _step_indices(self, b: Builder, k: Value, env: dict[Value, Value]) -> Value:
         """Bind the summed indices that are scalars of a step; gives the first value of the inner one."""
         found = self.found
-        padded = b.cast(b.index(self._padded()), u32)
+        padded = b.cast(b.index(self._padded()) if self.stretch is None else self.stretch[1], u32)
         number = b.cast(k, u32)
         rest = b.op("floordiv", number, padded)
         start = b.cast(b.sub(number, b.mul(rest, padded)), i64)
+        start = start if self.stretch is None else b.add(start, self.stretch[0])
         outer = [p for p in range(len(found.k)) if p not in (self.inner, self.term)]
         for position in reversed(outer[1:]):
             divisor = b.cast(b.index(found.reduce_extents[position]), u32)
@@ -293,22 +327,11 @@ class _ContractionLowering(LoopLowering):
             self.found = found
             return sums
 
-        low, high = b.index(0), b.index(self._steps())
-        if self.bounds:
-            # Steps of the sum that the guards leave empty for all of the tile are skipped.
-            tile = {
-                found.indices[found.m[0]]: (row, b.add(row, b.index(schedule.m))),
-                found.indices[found.n[0]]: (column, b.add(column, b.index(schedule.n))),
-            }
-            first, behind = sum_range(b, self.bounds, tile)
-            if first is not None:
-                floored = b.mul(b.op("floordiv", first, b.index(schedule.k)), b.index(schedule.k))
-                low = b.op("max", low, floored)
-            high = high if behind is None else b.op("min", high, behind)
+        low, high = self._range(b, row, column)
         with b.at(found.reduction.span):
             totals = b.for_(
                 low, high, b.index(schedule.k), [zero] * schedule.horizontal, step, name="k", role="sum",
-                stages=schedule.stages, **({"skips": True} if self.bounds and isinstance(schedule, Wgmma) else {}),
+                stages=schedule.stages, **({"skips": True} if (self.bounds or self.used) and isinstance(schedule, Wgmma) else {}),
             )  # fmt: skip
         masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
         masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)
@@ -329,6 +352,33 @@ class _ContractionLowering(LoopLowering):
             if form is not None and dict(form.factors) == steps:
                 numbered[op] = self.index_tile(b, b.add(row, b.index(form.constant)), 0, self.matrix.m)
         return numbered
+
+    def _range(self, b: Builder, row: Value, column: Value) -> tuple[Value, Value]:
+        """The terms that a tile adds up: steps of the sum that the guards leave empty for all of the tile are skipped, and all where no sum is used."""
+        found, schedule = self.found, self.matrix
+        low, high = b.index(0), b.index(self._steps())
+        if not (self.bounds or self.used):
+            return low, high
+        tile = {
+            found.indices[found.m[0]]: (row, b.add(row, b.index(schedule.m))),
+            found.indices[found.n[0]]: (column, b.add(column, b.index(schedule.n))),
+        }
+        first, behind = sum_range(b, self.bounds, tile)
+        step = b.index(schedule.k)
+        if first is not None:
+            first = b.op("max", low, b.mul(b.op("floordiv", first, step), step))
+        if self.inner >= 0 and self.bounds:
+            # All other indices walk the same stretch of this one.
+            begin = low if first is None else first
+            end = b.index(self._padded())
+            if behind is not None:
+                end = b.op("min", end, b.mul(b.op("floordiv", b.add(behind, b.index(schedule.k - 1)), step), step))
+            self.stretch = begin, b.op("max", b.sub(end, begin), low)
+            high = b.mul(self.stretch[1], b.index(self._around()))
+        else:
+            low = low if first is None else first
+            high = high if behind is None else b.op("min", high, behind)
+        return low, b.select(is_used(b, self.used, tile), high, low) if self.used else high
 
     def _products_of_parts(self, b: Builder, k: Value, row: Value, column: Value, env: Mapping[Value, Value], total: Value) -> Value:
         """One step of a convolution in parts (`split_images`): each part of a factor is brought once."""

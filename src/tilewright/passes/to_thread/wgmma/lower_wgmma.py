@@ -247,6 +247,8 @@ class _WgmmaLowering:
 
     def _is_involved(self) -> bool:
         """Whether the copying threads have more to compute than the corner of a matrix."""
+        if self.schedule.bf16_terms:
+            return self.skips  # which terms a step brings is a number of few registers
         if self.schedule.inner >= 0:
             return True
         loads = [*(ring.load for ring in self.rings), *(self.computed.rings if self.computed is not None else ())]

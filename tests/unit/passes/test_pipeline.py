@@ -91,7 +91,7 @@ def test_a_failure_in_any_pass_names_the_pass_and_a_file(order: str, number: int
     [
         ("loop", 0, lambda kernel: None, "TypeError: it returns NoneType, not a kernel"),
         ("loop", 0, lambda kernel: replace(kernel, params=()), "TW042"),
-        ("tile", 7, lambda kernel, *rest: replace(kernel, stage=kernel.stage.THREAD), "ValueError: it returns a kernel of stage thread, not tile"),
+        ("tile", 8, lambda kernel, *rest: replace(kernel, stage=kernel.stage.THREAD), "ValueError: it returns a kernel of stage thread, not tile"),
         ("program", PAD_WINDOWS, lambda program, *rest: (None, ()), "TypeError: it returns NoneType, not a program"),
         ("program", PAD_WINDOWS, lambda program, plans, target: (replace(program, outputs=()), plans), "TW042"),
     ],

@@ -83,14 +83,14 @@ def _alike(calls: Sequence[KernelCall], plans: Sequence[Plan]) -> Iterator[list[
         kernel = call.kernel
         if "phase_of" not in kernel.attrs or call.loops:
             continue
-        form = _Form(kernel)
+        form = _PhaseForm(kernel)
         others = tuple((name, value) for name, value in kernel.attrs.items() if name != "phase")
         key = (plan, others, tuple(p.type for p in kernel.params), tuple(sorted(kernel.facts.items())), tuple(form.ops))
         found.setdefault(key, []).append((position, form.numbers))
     yield from (several for several in found.values() if len(several) > 1)
 
 
-class _Form:
+class _PhaseForm:
     """A kernel's ops, with whole numbers that operands are left out."""
 
     def __init__(self, kernel: Kernel) -> None:

@@ -42,6 +42,7 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.packed_rows import PackedRows
 from tilewright.passes.schedules.plans import Plan
 from tilewright.passes.schedules.text import parse_schedule
+from tilewright.passes.windows.join_phases import Phases
 
 FOLDER = Path(__file__).parent
 AFTER = "; ---- after\n"
@@ -65,6 +66,8 @@ class Case:
     """What directives for passes say: target, schedule, sizes, run, golden."""
     remarks: list[str] = field(default_factory=list)
     """What a pass said besides."""
+    phases: Phases = ()
+    """What the pass that joins phases said of them."""
     scratch: Path = Path()
     """A folder for files."""
 
@@ -192,7 +195,7 @@ def transformed(case: Case, one: Pass) -> Kernel | Program:
     current, target = case.current, parse_target(case.settings.get("target", "sm_90a"))
     sizes = {name: int(number) for name, number in (word.split("=") for word in case.settings.get("sizes", "").split())}
     given = case.settings.get("schedule", "")
-    context = PassContext(target, hints=sizes, sizes=sizes)
+    context = PassContext(target, hints=sizes, sizes=sizes, phases=case.phases)
     if isinstance(current, Kernel):
         if "schedule" in one.takes:
             context = replace(context, schedule=read_schedule(given))
@@ -206,6 +209,10 @@ def transformed(case: Case, one: Pass) -> Kernel | Program:
         assert context.fusion is not None
         case.remarks += [f"fused {fused.array}: {fused.how}" for fused in context.fusion.fused]
         case.remarks += [f"not fused {refused.array}: {refused.reason}" for refused in context.fusion.refused]
+    elif one.gives == "phases":
+        case.phases = context.phases
+        for phase in filter(None, context.phases):
+            case.remarks.append(f"{phase.name}: {', '.join(f'{name} = {size}' for name, size in phase.numbers.items())}")
     elif one.gives == "sites":
         case.remarks += [f"site: {site.opcode} {site.array}" for site in context.sites]
     return result

@@ -162,20 +162,39 @@ class Size:
             total += factor
         return total
 
-    def substitute(self, values: Mapping[str, Size]) -> Size:
-        """The size with names replaced by sizes."""
-        if not (self.names & values.keys()):
+    def substitute(self, values: Mapping[str, Size], known: dict[Size, Size] | None = None) -> Size:
+        """The size with names replaced by sizes. `known`: what this gave for other sizes with the same values."""
+        if self.names.isdisjoint(values):
             return self
-        total = ZERO
+        known = {} if known is None else known
+        found = known.get(self)
+        if found is None:
+            found = known[self] = self._substituted(values, known)
+        return found
+
+    def _substituted(self, values: Mapping[str, Size], known: dict[Size, Size]) -> Size:
+        total: dict[Monomial, int] = {}
         for monomial, factor in self.terms:
-            product = Size.of(factor)
+            kept: list[Atom] = []
+            others: list[Size] = []
             for atom in monomial:
                 if isinstance(atom, str):
-                    product = product * values.get(atom, Size.of(atom))
+                    value = values.get(atom)
                 else:
-                    product = product * call(atom.op, atom.a.substitute(values), atom.b.substitute(values))
-            total = total + product
-        return total
+                    a, b = atom.a.substitute(values, known), atom.b.substitute(values, known)
+                    value = None if a is atom.a and b is atom.b else call(atom.op, a, b)
+                if value is None:
+                    kept.append(atom)
+                elif value.constant is None:
+                    others.append(value)
+                else:
+                    factor *= value.constant
+            term = Size(((tuple(kept), factor),)) if factor else ZERO
+            for value in others:
+                term = term * value
+            for product, times in term.terms:
+                total[product] = total.get(product, 0) + times
+        return Size._from(total)
 
     def divisible_by(self, divisor: int, facts: Mapping[str, int] | None = None) -> bool:
         """Whether it is surely a multiple of `divisor`, where `facts` gives known divisors of names."""

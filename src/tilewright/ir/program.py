@@ -72,6 +72,15 @@ class LoopTurn:
 
 
 @record
+class SharedKernel:
+    """The kernel that a call has in common with others, `own` being what it is once certain size names are replaced by these sizes."""
+
+    kernel: Kernel
+    numbers: Mapping[str, Size]
+    own: Kernel
+
+
+@record
 class KernelCall:
     """Launch `kernel` with these arrays or scalars, one name per kernel parameter. `loops` are the ordered loops around it, the
     outermost first."""
@@ -79,6 +88,13 @@ class KernelCall:
     kernel: Kernel
     args: tuple[str, ...]
     loops: tuple[LoopTurn, ...] = ()
+    shared: SharedKernel | None = field(default=None, compare=False)
+    """What `kernel` was made of; it says nothing of a kernel that a pass has changed since (`common`)."""
+
+    @property
+    def common(self) -> SharedKernel | None:
+        """What the kernel has in common with those of other calls, so that code is generated for all of them at once."""
+        return self.shared if self.shared is not None and self.shared.own is self.kernel else None
 
     @property
     def varies(self) -> bool:

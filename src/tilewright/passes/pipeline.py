@@ -160,6 +160,8 @@ share_scatters = late("to_tile.share_scatters", "share_scatters")
 lower_symmetric_cpu = late("triangles.lower_symmetric_cpu", "lower_symmetric_cpu")
 square_results = late("triangles.square_results", "square_results")
 gather_phases = late("windows.gather_phases", "gather_phases")
+join_phases = late("windows.join_phases", "join_phases")
+part_phases = late("windows.join_phases", "part_phases")
 join_guards = late("windows.join_guards", "join_guards")
 multiply_taps = late("windows.multiply_taps", "multiply_taps")
 place_taps = late("windows.place_taps", "place_taps")
@@ -334,6 +336,14 @@ GATHER_PHASES = Pass(
     "gather_phases", "program", "program", gather_phases,
     "Phases of a transposed convolution whose schedules say so write their results side by side to scratch; one kernel puts all of them in their places.",
     takes=PLANNED, gives="plans", needs="plans",
+)  # fmt: skip
+JOIN_PHASES = Pass(
+    "join_phases", "program", "program", join_phases,
+    "CPU: phases of a sum that are the same but for numbers become calls of one kernel, whose numbers are sizes.", takes=("plans", "target"), gives="phases", needs="plans",
+)  # fmt: skip
+PART_PHASES = Pass(
+    "part_phases", "program", "program", part_phases,
+    "CPU: phases that were joined are kernels again, each with its numbers.", takes=("phases",),
 )  # fmt: skip
 SPLIT_IMAGES = Pass(
     "split_images", "program", "program", split_images,
@@ -844,6 +854,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Lowerings see short code."),
     ),
     "tile": (
+        Step(JOIN_PHASES, "The kernels are final; those that are joined are lowered once."),
         Step(CHOOSE, "The kernels are final, and their lowering needs a schedule."),
         Step(COUNT_OPERATIONS, "Before the lowering: loops still have their lengths."),
         Step(PICK_TO_TILE, "The schedule and the target choose the lowering."),
@@ -875,6 +886,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
+        Step(PART_PHASES, "After the last pass of kernels."),
     ),
     "launches": (
         Step(READ_AHEAD, "First: each product is still a kernel of its own."),
@@ -1066,6 +1078,8 @@ def lower_planned(
     loop, context = run_order(ORDERS["program"], program, PassContext(target, plans=plans, hints=hints, metadata=metadata), trace)
     tile, context = run_order(ORDERS["tile"], loop, context, trace)
     thread, context = run_order(ORDERS["thread"], tile, context, trace)
+    if context.phases:
+        tile, _ = run_on_program(PART_PHASES, tile, context, trace)
     return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
 
 

@@ -41,6 +41,7 @@ from tilewright.tree.typed_text import show
 if TYPE_CHECKING:
     from tilewright.passes.common.fusion_report import FusionReport
     from tilewright.passes.late.bounds_checks import Site
+    from tilewright.passes.windows.join_phases import Phases
 
 Result = TypeVar("Result")
 Subject = Kernel | Program | TypedKernel | BlockGraph
@@ -125,6 +126,8 @@ class PassContext:
     """The very sizes of a call."""
     given: str = ""
     """A schedule that the user gives."""
+    phases: Phases = ()
+    """What tells calls of joined phases apart."""
     metadata: KernelMetadata | None = None
     loop: Program | None = None
     """The program at the loop stage."""
@@ -236,10 +239,10 @@ def run_order(order: Sequence[Step], program: Program, context: PassContext, tra
         steps = tuple(group)
         if of_kernels:
             # Calls of one kernel stay so: it goes through the passes once.
-            done: dict[tuple[int, int], Kernel] = {}
+            done: dict[tuple[int, Plan], Kernel] = {}
             kernels = []
             for call, schedule in _scheduled(program, context):
-                key = (id(call.kernel), id(schedule))
+                key = (id(call.kernel), schedule)
                 if key not in done:
                     done[key] = _run_on_kernel(steps, call.kernel, schedule, context, trace)
                 kernels.append(done[key])

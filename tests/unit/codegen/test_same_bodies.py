@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from bench.families.convolutions import transposed3d
 
 import tilewright as tw
@@ -84,3 +85,15 @@ def test_others_are_not_joined() -> None:
     one, other = (function_parts(stages_of(kernel, "cpu").thread.calls[0].kernel, "f") for kernel in (add_2d(), scale_2d()))
     assert shared_text([one, other]) is None
     assert shared_text([one, replace(one, lines=("  %other = fadd float 1.0, 2.0", *one.lines[1:]))]) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 5), (0, 3, 2)])
+def test_joined_phases_of_short_and_empty_axes(shape: tuple[int, int, int]) -> None:
+    batch, height, width = shape
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((batch, 8, 2, height, width)).astype(np.float32), rng.standard_normal((8, 9, 3, 3, 3)).astype(np.float32)
+    x.flat[:1] = np.nan
+    whole = np.zeros((batch, 9, 5, 2 * height + 1, 2 * width + 1))
+    for d, i, j in np.ndindex(2, height, width):
+        whole[:, :, 2 * d : 2 * d + 3, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3] += np.einsum("nc,cfqrs->nfqrs", x[:, :, d, i, j].astype(np.float64), w)
+    np.testing.assert_allclose(transposed3d(2, 1)(x, w), whole[:, :, 1:-1, 1:-1, 1:-1], rtol=1e-4, atol=1e-4)

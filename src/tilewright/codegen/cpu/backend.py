@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.base.abi import LOCAL_MEMORY
 from tilewright.base.artifact import Launch
 from tilewright.base.target import Target
+from tilewright.codegen.cpu.common_bodies import caller, can_call, common_body
 from tilewright.codegen.cpu.emitter import FunctionParts, faults, function_parts, heap_bytes, renumbered
 from tilewright.codegen.cpu.same_bodies import shape, shared_text
 from tilewright.codegen.host.entries import host_object
 from tilewright.codegen.llvm import native
 from tilewright.codegen.registry import Backend, ProgramText, entry_name, register_backend
+from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import KernelCall, Program
 
 
 def write(program: Program, target: Target) -> ProgramText:
     """One LLVM module with every kernel. Marks on loops are numbered per module: each kernel after the first has its numbers shifted."""
-    functions = [function_parts(call.kernel, entry_name(program, position)) for position, call in enumerate(program.calls)]
-    texts: dict[str, str] = {}
+    texts: dict[int, str] = {}
+    functions: dict[int, FunctionParts] = {}
+    common: dict[Kernel, FunctionParts] = {}
+    for position, call in enumerate(program.calls):
+        entry, shared = entry_name(program, position), call.common
+        if shared is None or not can_call(shared):
+            functions[position] = function_parts(call.kernel, entry)
+            continue
+        body = common.get(shared.kernel)
+        if body is None:
+            body = common[shared.kernel] = function_parts(shared.kernel, entry)
+            texts[position] = common_body(body)
+        texts[position] = texts.get(position, "") + caller(shared, entry, body)
     for group in _groups(program, functions):
-        shared = shared_text(group) if len(group) > 1 else None
-        texts |= {f.entry: text for f, text in zip(group, shared or [f.text() for f in group], strict=True)}
-    parts = [renumbered(texts[f.entry], 100000 * position) if position else texts[f.entry] for position, f in enumerate(functions)]
-    declarations = sorted(frozenset[str]().union(*(f.declarations for f in functions)))
+        alike = [functions[position] for position in group]
+        written = shared_text(alike) if len(group) > 1 else None
+        texts |= zip(group, written or [f.text() for f in alike], strict=True)
+    parts = [renumbered(texts[position], 100000 * position) if position else texts[position] for position in range(len(program.calls))]
+    declarations = sorted(frozenset[str]().union(*(f.declarations for f in (*functions.values(), *common.values()))))
     return ProgramText("\n".join(declarations) + "\n" + "\n".join(parts), (0,) * len(parts))
 
 
-def _groups(program: Program, functions: list[FunctionParts]) -> list[list[FunctionParts]]:
-    """Phases of one kernel whose code is the same but for numbers; others alone."""
-    groups: dict[object, list[FunctionParts]] = {}
-    for position, (call, function) in enumerate(zip(program.calls, functions, strict=True)):
-        phases = call.kernel.attrs.get("phase_of")
-        groups.setdefault((phases, shape(function)) if phases else position, []).append(function)
+def _groups(program: Program, functions: Mapping[int, FunctionParts]) -> list[list[int]]:
+    """Positions of phases of one kernel whose code is the same but for numbers; of others alone."""
+    groups: dict[object, list[int]] = {}
+    for position, function in functions.items():
+        phases = program.calls[position].kernel.attrs.get("phase_of")
+        groups.setdefault((phases, shape(function)) if phases else position, []).append(position)
     return list(groups.values())
 
 

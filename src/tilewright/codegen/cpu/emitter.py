@@ -257,30 +257,9 @@ def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None)
     if len(kernel.grid) > 1 or kernel.threads != 1:
         raise CompilerBug.at("TW040", f"{kernel.name}: CPU kernels have a one-dimensional grid of single threads")
     level = LEVELS[str(kernel.attrs.get("optimize", DEFAULT))]
-    writer = FunctionWriter(kernel, CpuDialect(kernel))
-    arguments: list[str] = []
-    slot = 0
+    head, arguments = read_slots(kernel)
     aliases = kernel.attrs.get("noalias", True)
-    for param in kernel.params:
-        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
-        if isinstance(param.type, Tensor):
-            arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
-        else:
-            assert isinstance(param.type, Scalar)
-            stored = memory_type(param.type.dtype)
-            value = writer.let(f"load {stored}, ptr {where}, align 8")
-            if param.type.dtype.is_bool:
-                value = writer.let(f"icmp ne i8 {value}, 0")
-            arguments.append(f"{param.type.dtype.llvm} {value}")
-        slot += 1
-    for _ in kernel.size_names:
-        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
-        arguments.append(f"i64 {writer.let(f'load i64, ptr {where}, align 8')}")
-        slot += 1
-    failing = bool(faults(kernel)) or bool(heap_bytes(kernel))
-    if failing:
-        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
-        arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
+    failing = _may_fail(kernel)
 
     # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
     dialect = CpuDialect(kernel)
@@ -343,9 +322,40 @@ def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None)
     attributes += " minsize optsize" * (level.size > 0) + f" align {level.align}" * (level.align > 0)
     declarations = body.declarations.union(*(part.declarations for part in parts))
     return FunctionParts(
-        entry, tuple(writer.lines), tuple(arguments), tuple(params), tuple(body.lines[:before_lines]), tuple(body.lines[before_lines:]), attributes, held,
+        entry, tuple(head), tuple(arguments), tuple(params), tuple(body.lines[:before_lines]), tuple(body.lines[before_lines:]), attributes, held,
         tuple(body.metadata), tuple(renumbered(part.text(), 1000 * number) for number, part in enumerate(parts, 1)), frozenset(declarations),
     )  # fmt: skip
+
+
+def _may_fail(kernel: Kernel) -> bool:
+    return bool(faults(kernel)) or bool(heap_bytes(kernel))
+
+
+def read_slots(kernel: Kernel) -> tuple[list[str], list[str]]:
+    """Lines that read what a kernel's function is called with, and what is read: its parameters, its sizes, and where failures are reported."""
+    writer = FunctionWriter(kernel, CpuDialect(kernel))
+    arguments: list[str] = []
+    slot = 0
+    for param in kernel.params:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        if isinstance(param.type, Tensor):
+            arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
+        else:
+            assert isinstance(param.type, Scalar)
+            stored = memory_type(param.type.dtype)
+            value = writer.let(f"load {stored}, ptr {where}, align 8")
+            if param.type.dtype.is_bool:
+                value = writer.let(f"icmp ne i8 {value}, 0")
+            arguments.append(f"{param.type.dtype.llvm} {value}")
+        slot += 1
+    for _ in kernel.size_names:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        arguments.append(f"i64 {writer.let(f'load i64, ptr {where}, align 8')}")
+        slot += 1
+    if _may_fail(kernel):
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
+    return writer.lines, arguments
 
 
 def renumbered(text: str, shift: int) -> str:

@@ -25,8 +25,8 @@ _ATOMICS = frozenset({"atomic", "atomic_load", "atomic_store"})
 
 def check_target(program: Program, target: Target, known: Set[str] | None = None) -> None:
     """Complain of the first construct that the target, or its code generator, has not."""
-    for call in program.calls:
-        check_kernel_target(call.kernel, target, known)
+    for kernel in dict.fromkeys(call.kernel if call.common is None else call.common.kernel for call in program.calls):
+        check_kernel_target(kernel, target, known)
 
 
 def check_kernel_target(kernel: Kernel, target: Target, known: Set[str] | None = None) -> None:

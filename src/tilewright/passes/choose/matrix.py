@@ -38,7 +38,6 @@ from tilewright.passes.choose.mma import (
     warp_time,
 )
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
-from tilewright.passes.choose.skipped_steps import steps_left
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
@@ -48,6 +47,7 @@ from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
+from tilewright.passes.triangles.skipped_steps import steps_left
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.split_images import ImageForm, image_form
 from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds

@@ -45,9 +45,12 @@ from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.split_images import ImageForm, image_form
+from tilewright.passes.windows.window_rows import row_form, rows_kernel
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
+MANY_CHANNELS = 128
+"""From so many channels on steps are nearly full."""
 STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
 SKIPPED = (1.0, 0.55, 0.25)
@@ -116,7 +119,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         by_groups = tuple(s for _, s in triangular)
         return (*by_groups, *by_warps) if triangular and triangular[0][0] < other else (*by_warps, *by_groups)
     if has_warp_groups(kernel, found, target):
-        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
+        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints), *_in_rows(kernel, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
         by_warps, by_groups = _by_warps(kernel, found, target, hints, inner), tuple(s for _, s in ranked)
         if ranked and "pack" in (ranked[0][1].a_copy, ranked[0][1].b_copy) and len(found.k) == len(found.m) == len(found.n) == 1:
@@ -255,6 +258,23 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
         own = _by_warp_groups(turned, found, target, hints, _channel(found, hints))
         ranked += [(time + moved, replace(s, to_channels_last=way)) for time, s in own if s.a_copy == "im2col" and _is_roomy(s, found, way != "image")]
     return ranked
+
+
+def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules for a convolution of few channels that counts the row of a window as channels."""
+    form = row_form(kernel) if "phase" not in kernel.attrs else None
+    if form is None or _number(form.channels, hints) >= MANY_CHANNELS:
+        return []
+    rows = form.image_rows(0)
+    main = form.convolution(form.overlapping(rows), form.weight_rows(1))
+    found = find_contraction(main)
+    if found is None:
+        return []
+    assert isinstance(rows.type, Tensor) and form.image.tensor is not None
+    elements = sum(_number(product(shape), hints) for shape in (rows.type.shape, form.image.tensor.shape))
+    moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / target.costs.wgmma.turn
+    own = _by_warp_groups(main, found, target, hints, len(found.k) - 1)
+    return [(time + moved, replace(s, to_channels_last="rows")) for time, s in own if s.a_copy == "im2col" and _is_roomy(s, found)]
 
 
 _IMAGE_TILES = (
@@ -453,7 +473,7 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
     if not alike:
         raise UserError.at(
             "TW020", f"schedule '{text}': {kernel.name} has no images to bring to channels last that way", kernel.span,
-            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both",
+            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both, =rows for one of few channels",
         )  # fmt: skip
     computed = asked.a_copy == "rs"
     like = next((s for s in alike if s.swap_ab == asked.swap_ab and (s.a_copy == "rs") == computed), None)
@@ -466,7 +486,7 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
         other = next(s for s in alike if s.a_copy != "rs")
         like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
     schedule = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
-    contraction = find_contraction(turned_kernel(kernel, schedule.to_channels_last) if schedule.to_channels_last else kernel)
+    contraction = find_contraction(_copied(kernel, schedule.to_channels_last))
     assert contraction is not None
     lying = contraction.apart() if schedule.apart else contraction
     ways = [schedule.b_copy, schedule.a_copy] if schedule.swap_ab else [schedule.a_copy, schedule.b_copy]
@@ -475,6 +495,13 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, "factors that lie across the sum need whole blocks of 128 bytes"
         )
     return schedule
+
+
+def _copied(kernel: Kernel, way: str) -> Kernel:
+    """The kernel as it is once images have been copied that way."""
+    if way == "rows":
+        return rows_kernel(kernel)
+    return turned_kernel(kernel, way) if way else kernel
 
 
 # -- Hopper ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
-from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, accumulator_dtype
+from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, ROW_BYTES, accumulator_dtype
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
@@ -40,7 +40,7 @@ from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
+from tilewright.passes.schedules.matrix import WARPGROUP, CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.symmetry import is_symmetric
@@ -745,6 +745,8 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
         for long in (16, 32, 64, 128):
             other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
             candidates.append(_deep(other, target))
+    elif few == shape.m <= 256 and few % 64 and size == 2:
+        candidates += _fitted_rows(few, target)
     if is_deep(shape.m, shape.n, shape.k) and shape.batch == 1:
         candidates += _long_sums(shape, target)
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
@@ -760,6 +762,19 @@ def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
             tile = Wgmma(m, n, 128 // size, math_warpgroups=groups, pingpong=pingpong, mma_in_flight=int(pingpong), swap_ab=True, store="direct")
             if n % 64 and n > 32 and (n <= 192 or groups < 3):
                 found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
+    return found
+
+
+def _fitted_rows(few: int, target: Target) -> list[Wgmma]:
+    """Tiles for a product of few rows and many columns, exchanged: all rows are columns of a tile, so that the long factor is read once. Pieces of 16 columns are
+    turned on their way out."""
+    n = -(-few // 16) * 16
+    found: list[Wgmma] = []
+    for m, groups, pingpong in ((128, 2, False), (128, 2, True), (192, 3, False), (256, 2, False)):
+        tile = Wgmma(m, n, 64, math_warpgroups=groups, pingpong=pingpong, mma_in_flight=int(pingpong), swap_ab=True)
+        room = target.max_shared - 2048 - groups * tile.epilogue_stages * 64 * ROW_BYTES
+        if tile.rows * n <= 192 * WARPGROUP and (n <= 192 or groups < 3):
+            found.append(replace(tile, stages=min(8, room // ((m + n) * ROW_BYTES))))
     return found
 
 
@@ -814,7 +829,7 @@ def cost(
     size = found.a.dtype.itemsize
     costs, launch = target.costs.wgmma, target.costs.launch
     rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, schedule.cluster), costs.other_tiles)
-    if schedule.a_copy == "im2col" and schedule.n % 64:
+    if (schedule.a_copy == "im2col" or schedule.n > 64) and schedule.n % 64:
         rate = _rate_between(schedule, costs)
     cut = schedule.split_k * schedule.cluster_k
     k = -(-shape.k // cut)

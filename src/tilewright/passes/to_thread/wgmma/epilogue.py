@@ -110,6 +110,8 @@ class Epilogue(TileLowering):
         """Bytes of an element in a piece."""
         self.is_across = False
         """What leaves by the copy engine is turned on its way."""
+        self.across_columns = next((c for c in (64, 48, 32, 16) if tile.n % c == 0), 0)
+        """Columns of a piece that is turned."""
         self.fetched: Op | None = None
         """The load that the copy engine makes."""
         self.turn: Value | None = None
@@ -169,7 +171,8 @@ class Epilogue(TileLowering):
             assert isinstance(tensor.type, Tensor)
             row_axis, column_axis = self.axes(op, 0)
             box = [1] * tensor.type.rank
-            box[row_axis], box[column_axis] = PIECE_ROWS, min(ROW_BYTES // tensor.type.dtype.itemsize, self.tile.n)
+            columns = self.across_columns if self.is_across else min(ROW_BYTES // tensor.type.dtype.itemsize, self.tile.n)
+            box[row_axis], box[column_axis] = PIECE_ROWS, columns
             attrs: dict[str, Attr] = {
                 "shape": tensor.type.shape, "strides": tensor.type.strides, "box": tuple(box), "swizzle": ROW_BYTES,
             }  # fmt: skip
@@ -180,7 +183,8 @@ class Epilogue(TileLowering):
             self._outgoing_rows(b)
             return
         # Buffers are taken in turn, always the same ones for the same piece of a tile: a whole number of rounds.
-        pieces = len(self.out_maps) * (self.rows // PIECE_ROWS) * (self.tile.n * self.out_dtype.itemsize // ROW_BYTES)
+        across = self.tile.n // self.across_columns if self.is_across else self.tile.n * self.out_dtype.itemsize // ROW_BYTES
+        pieces = len(self.out_maps) * (self.rows // PIECE_ROWS) * across
         self.buffers = max(b for b in range(1, self.tile.stages + 1) if pieces % b == 0)
         self.outgoing_buffers(b, largest)
 
@@ -260,7 +264,7 @@ class Epilogue(TileLowering):
         value, size = op.operands[1 + tensor.rank].type, tensor.dtype.itemsize
         if self.out_maps or not isinstance(value, Tile) or value.shape != (self.tile.m, self.tile.n):
             return False
-        if size * PIECE_ROWS != ROW_BYTES or tensor.rank > 5 or tensor.align < 16 or self.tile.n % PIECE_ROWS:
+        if size * PIECE_ROWS != ROW_BYTES or tensor.rank > 5 or tensor.align < 16 or not self.across_columns:
             return False
         try:
             row_axis, _ = self.axes(op, 0)
@@ -317,7 +321,7 @@ class Epilogue(TileLowering):
     def _windows(self) -> list[tuple[range, range]]:
         """The registers of each piece, along both axes."""
         rows, columns = self.layout.registers((self.tile.m, self.tile.n))
-        wide = ROW_BYTES // self.out_size // 8
+        wide = self.across_columns // 8 if self.is_across else ROW_BYTES // self.out_size // 8
         return [
             (range(row, row + 2), range(column, min(column + wide, columns)))
             for row in range(0, rows, 2) for column in range(0, columns, wide)

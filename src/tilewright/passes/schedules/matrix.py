@@ -167,7 +167,7 @@ class Wgmma(GpuProduct):
     store: str = "tma"
     """How results leave: through shared memory by the copy engine (`tma`), turned there and stored along rows of an image (`turned`), or from registers (`direct`)."""
     to_channels_last: str = ""
-    """What is copied so that channels lie last: a convolution's input before it (`image`), its results after it (`result`), or `both`; `rows`: its input, such that
+    """What is copied so that channels lie last: a convolution's input before it (`image`), its results after it (`result`), or `both`; `rows`, `rows32`: its input, such that
     the row of a window counts as channels (`passes/windows/window_rows.py`)."""
     pdl: bool = False
     """Programmatic dependent launch: start before the kernel launched before has ended."""

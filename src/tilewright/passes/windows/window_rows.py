@@ -1,7 +1,7 @@
 """Convolutions of few channels read a row of a window as channels. `Program -> Program`.
 
-In: a program and the schedules of its contractions. Where one says `to_channels_last = rows`, the convolution's input is first copied to scratch
-[n, h, w, c] with channels in whole 16 bytes and zeros beside each row of the image, as far as windows reach. All pixels of a window's row are then neighbours in
+In: a program and the schedules of its contractions. Where one says `to_channels_last = rows` (or `rows32`), the convolution's input is first copied to scratch
+[n, h, w, c] with channels in whole 16 bytes (or 32) and zeros beside each row of the image, as far as windows reach. All pixels of a window's row are then neighbours in
 memory, and so are their channels: the copy engine is told of an array [n, h, j, q] whose pixels overlap, q being all channels of the window's row, and no
 byte is copied twice. Weights become a matrix [k, r, q]. Out: the program with these copies, and the convolution as a sum over r and q, which fills its steps.
 
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.analysis.contraction import find_contraction
+from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, contiguous_strides, product
@@ -32,8 +33,10 @@ from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.windows.split_images import ImageForm, image_order
 
-ROWS = 8
-"""Rows of weights are whole multiples of so many, as columns of tiles are: the copy engine takes longer for one that lies outside an array."""
+WAYS = {"rows": 16, "rows32": 32}
+"""Values of a schedule's `to_channels_last`, and of how many bytes a pixel's channels are whole multiples: pixels that begin at whole 32 bytes are read faster, from more memory."""
+ROWS, STEP = 8, 64
+"""Rows of weights are whole multiples of so many, as columns of tiles are, and their channels are whole steps: the copy engine takes longer for what lies outside an array."""
 
 
 def window_rows(program: Program, plans: Plans) -> tuple[Program, Plans]:
@@ -42,11 +45,11 @@ def window_rows(program: Program, plans: Plans) -> tuple[Program, Plans]:
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        if not isinstance(schedule, Wgmma) or schedule.to_channels_last != "rows":
+        if not isinstance(schedule, Wgmma) or schedule.to_channels_last not in WAYS:
             calls.append(call)
             schedules.append(schedule)
             continue
-        form = row_form(call.kernel)
+        form = row_form(call.kernel, schedule.to_channels_last)
         if form is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is no convolution that reads rows of a window as channels", call.kernel.span)
         names = dict(zip(call.kernel.params, call.args, strict=True))
@@ -63,14 +66,14 @@ def window_rows(program: Program, plans: Plans) -> tuple[Program, Plans]:
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
-def rows_kernel(kernel: Kernel) -> Kernel:
+def rows_kernel(kernel: Kernel, way: str) -> Kernel:
     """The convolution as it is once it reads rows of windows."""
-    form = row_form(kernel)
+    form = row_form(kernel, way)
     assert form is not None
     return form.convolution(form.overlapping(form.image_rows(0)), form.weight_rows(1))
 
 
-def row_form(kernel: Kernel) -> RowForm | None:
+def row_form(kernel: Kernel, way: str = "rows") -> RowForm | None:
     """The convolution that a kernel is, where windows of neighbouring results lie whole pixels apart along a row and are that long; else None."""
     kernel = upwards(kernel)
     found = find_contraction(kernel)
@@ -86,13 +89,16 @@ def row_form(kernel: Kernel) -> RowForm | None:
     if image.load.operands[0] in written or len(found.n if image is found.a else found.m) != 1:
         return None
     channel = next(p for p, k in enumerate(found.k) if found.access(image)[order[-1]].is_just(k))
-    form = RowForm(kernel, found, image, weights, order, channel, (order[-2],))
+    form = RowForm(kernel, found, image, weights, order, channel, (order[-2],), WAYS[way])
     return form if order[-2] in form.foldable and form.is_dense else None
 
 
 @record
 class RowForm(ImageForm):
     """A convolution whose windows along the last axis of the image are read as channels."""
+
+    whole: int = 16
+    """Bytes of which a pixel's channels are a whole multiple."""
 
     @property
     def axis(self) -> int:
@@ -106,8 +112,8 @@ class RowForm(ImageForm):
 
     @property
     def unit(self) -> Size:
-        """Channels in whole 16 bytes."""
-        return self._whole(self.channels, 16 // self.image.dtype.itemsize)
+        """Channels of a pixel, and zeros."""
+        return self._whole(self.channels, self.whole // self.image.dtype.itemsize)
 
     @property
     def depth(self) -> Size:
@@ -138,7 +144,7 @@ class RowForm(ImageForm):
         found = self.found
         rows = self._whole(found.extents[self.filters], ROWS)
         taps = product([found.reduce_extents[p] for p in self.taps])
-        return Value(tensor(self.weights.dtype, rows, taps, self.depth, align=16), f"{self.kernel.name}.rows{number}")
+        return Value(tensor(self.weights.dtype, rows, taps, self._whole(self.depth, STEP), align=16), f"{self.kernel.name}.rows{number}")
 
     # -- kernels --------------------------------------------------------------------------------------------------
 
@@ -170,7 +176,7 @@ class RowForm(ImageForm):
     def copy_weights(self, weights: Value) -> Kernel:
         found = self.found
         assert isinstance(weights.type, Tensor)
-        rows, filters, dtype = weights.type.shape[0], found.extents[self.filters], self.weights.dtype
+        (rows, _, depth), filters, dtype = weights.type.shape, found.extents[self.filters], self.weights.dtype
         position = self._taps_along(self.axis)[0]
         assert position is not None
         b = Builder(self.kernel.span)
@@ -178,10 +184,15 @@ class RowForm(ImageForm):
         clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
-            filter_, *taps, place, channel = indices
+            filter_, *taps, number = indices
+            # Channels of a window's row fit 32 bits, where division is cheap.
+            place = inner.cast(inner.op("floordiv", inner.cast(number, u32), inner.cast(inner.index(self.unit), u32)), i64)
+            channel = inner.sub(number, inner.mul(place, inner.index(self.unit)))
             local = dict(mapping) | {found.indices[self.filters]: filter_, found.k[position]: place, found.k[self.channel]: channel}
             local |= dict(zip((found.k[p] for p in self.taps), taps, strict=True))
             inside = [inner.op("lt", channel, inner.index(self.channels))] if self.unit != self.channels else []
+            if depth != self.depth:
+                inside.append(inner.op("lt", number, inner.index(self.depth)))
             if rows != filters:
                 inside.append(inner.op("lt", filter_, inner.index(filters)))
             if self.weights.guard is not None:
@@ -194,11 +205,11 @@ class RowForm(ImageForm):
                 return [known[self.weights.value]]
 
             value = inner.if_(self._all(inner, inside), element, lambda deep: [deep.const(0, dtype)])[0] if inside else element(inner)[0]
-            inner.multi("store", weights, filter_, self._tap(inner, local), inner.add(inner.mul(place, inner.index(self.unit)), channel), value)
+            inner.multi("store", weights, filter_, self._tap(inner, local), number, value)
             return []
 
-        extents = [rows, *(found.reduce_extents[p] for p in self.taps), self.taps_along(self.axis), self.unit]
-        names = [found.indices[self.filters].name, *(found.k[p].name for p in (*self.taps, position, self.channel))]
+        extents = [rows, *(found.reduce_extents[p] for p in self.taps), depth]
+        names = [found.indices[self.filters].name, *(found.k[p].name for p in (*self.taps, self.channel))]
         with b.at(found.reduction.span):
             b.parallel([b.index(e) for e in extents], body, names)
         return self._finished(f"{self.kernel.name}.pack", b, [weights], {})

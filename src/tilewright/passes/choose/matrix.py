@@ -273,7 +273,7 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
 def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
     """Schedules for a convolution of few channels that counts the row of a window as channels, where sums have fewer steps than with a pixel's channels alone."""
     ranked: Ranked = []
-    for way in WAYS if "phase" not in kernel.attrs else ():
+    for way in WAYS:
         form = row_form(kernel, way)
         if form is None or _number(form.channels, hints) >= MANY_CHANNELS:
             return []

@@ -49,7 +49,7 @@ from tilewright.passes.windows.window_rows import STEP, WAYS, row_form, rows_ker
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
-MANY_CHANNELS, FEWER_STEPS = 256, 0.85
+MANY_CHANNELS, FEWER_STEPS = 128, 0.85
 """From so many channels on steps are nearly full; rows of windows as channels need at most so many of the steps that pixels do."""
 STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
@@ -289,7 +289,9 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
         assert isinstance(rows.type, Tensor) and form.image.tensor is not None
         elements = sum(_number(product(shape), hints) for shape in (rows.type.shape, form.image.tensor.shape))
         moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / target.costs.wgmma.turn
-        apart = _number(form.unit, hints) * form.step(form.axis)
+        # Phases of a transposed convolution would share an image that is turned, but have rows of their own.
+        moved *= 2 if "phase" in kernel.attrs else 1
+        apart = _number(form.unit, hints) * form.apart
         shape = shape_of(found, hints)
         shape = replace(shape, k=shape.k // max(1, depth) * steps * STEP)
         own = [s for _, s in _by_warp_groups(main, found, target, hints, len(found.k) - 1) if s.a_copy == "im2col" and s.split_k == 1 and _is_roomy(s, found)]
@@ -807,14 +809,9 @@ def _turned_out(schedule: Wgmma, target: Target) -> Wgmma:
 def _fitted_rows(few: int, target: Target) -> list[Wgmma]:
     """Tiles for a product of few rows and many columns, exchanged: all rows are columns of a tile, so that the long factor is read once. Pieces of 16 columns are
     turned on their way out."""
-    n = -(-few // 16) * 16
-    found: list[Wgmma] = []
-    for m, groups, pingpong in ((128, 2, False), (128, 2, True), (192, 3, False)):
-        tile = Wgmma(m, n, 64, math_warpgroups=groups, pingpong=pingpong, mma_in_flight=int(pingpong), swap_ab=True)
-        room = target.max_shared - 2048 - groups * tile.epilogue_stages * 64 * ROW_BYTES
-        if tile.rows * n <= 192 * WARPGROUP and (n <= 192 or groups < 3):
-            found.append(replace(tile, stages=min(8, room // ((m + n) * ROW_BYTES))))
-    return found
+    tile = Wgmma(128, -(-few // 16) * 16, 64, math_warpgroups=2, pingpong=True, mma_in_flight=1, swap_ab=True)
+    room = target.max_shared - 2048 - tile.math_warpgroups * tile.epilogue_stages * 64 * ROW_BYTES
+    return [replace(tile, stages=min(8, room // ((tile.m + tile.n) * ROW_BYTES)))] if tile.rows * tile.n <= 192 * WARPGROUP else []
 
 
 def _long_sums(shape: ProductShape, target: Target) -> list[Wgmma]:

@@ -74,7 +74,7 @@ def rows_kernel(kernel: Kernel, way: str) -> Kernel:
 
 
 def row_form(kernel: Kernel, way: str = "rows") -> RowForm | None:
-    """The convolution that a kernel is, where windows of neighbouring results lie whole pixels apart along a row and are that long; else None."""
+    """The convolution that a kernel is, where rows of its windows can be neighbours in memory; else None."""
     kernel = upwards(kernel)
     found = find_contraction(kernel)
     if found is None or found.batch or found.a.dtype is not found.b.dtype or found.a.dtype.itemsize != 2:
@@ -106,9 +106,20 @@ class RowForm(ImageForm):
 
     @property
     def is_dense(self) -> bool:
-        """Whether a window's places along the axis are neighbours, and several."""
+        """Whether a window has several places along the axis, and these are neighbours once places that no window reads are left out."""
         position, taps = self._taps_along(self.axis)
-        return position is not None and taps != ONE and self.found.access(self.image)[self.axis].factor(self.found.k[position]) == ONE
+        return position is not None and taps != ONE and self.gap > 0 and self.step(self.axis) % self.gap == 0
+
+    @property
+    def gap(self) -> int:
+        """How far a window's places lie apart; so do the places that are copied."""
+        position = self._taps_along(self.axis)[0]
+        return 0 if position is None else self.found.access(self.image)[self.axis].factor(self.found.k[position]).constant or 0
+
+    @property
+    def apart(self) -> int:
+        """How many pixels of a copied row windows of neighbouring results lie apart."""
+        return self.step(self.axis) // self.gap
 
     @property
     def unit(self) -> Size:
@@ -122,7 +133,7 @@ class RowForm(ImageForm):
     @property
     def length(self) -> Size:
         """Pixels of a row that windows reach."""
-        return (self._places(self.axis) - 1) * self.step(self.axis) + self.taps_along(self.axis)
+        return (self._places(self.axis) - 1) * self.apart + self.taps_along(self.axis)
 
     # -- arrays ---------------------------------------------------------------------------------------------------
 
@@ -138,7 +149,7 @@ class RowForm(ImageForm):
         *outside, _, unit = rows.type.shape
         *strides, _, one = contiguous_strides(rows.type.shape)
         shape = (*outside, self._places(self.axis), self.depth)
-        return Value(replace(rows.type, shape=shape, strides=(*strides, unit * self.step(self.axis), one)), rows.name)
+        return Value(replace(rows.type, shape=shape, strides=(*strides, unit * self.apart, one)), rows.name)
 
     def weight_rows(self, number: int) -> Value:
         found = self.found
@@ -157,8 +168,8 @@ class RowForm(ImageForm):
         b = Builder(self.kernel.span)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
-            at = {axis: index for axis, index in zip(order, indices, strict=True)}
-            at[self.axis] = inner.add(at[self.axis], inner.index(first))
+            at = dict(zip(order, indices, strict=True))
+            at[self.axis] = inner.add(inner.mul(at[self.axis], inner.index(self.gap)), inner.index(first))
             inside = inner.logical_and(inner.op("ge", at[self.axis], inner.index(0)), inner.op("lt", at[self.axis], inner.index(source.shape[self.axis])))
             if self.unit != self.channels:
                 inside = inner.logical_and(inside, inner.op("lt", indices[-1], inner.index(self.channels)))

@@ -44,26 +44,42 @@ def window_rows(program: Program, plans: Plans) -> tuple[Program, Plans]:
     calls: list[KernelCall] = []
     schedules: list[Plan] = []
     scratch = list(program.scratch)
+    copied: dict[tuple[object, ...], Value] = {}
+    """Copies of images, by array and what is copied: several kernels, phases above all, read the same copy until somebody writes the array."""
     for call, schedule in zip(program.calls, plans, strict=True):
+        written = _written(call)
         if not isinstance(schedule, Wgmma) or schedule.to_channels_last not in WAYS:
             calls.append(call)
             schedules.append(schedule)
+            copied = {key: copy for key, copy in copied.items() if key[0] not in written}
             continue
         form = row_form(call.kernel, schedule.to_channels_last)
         if form is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is no convolution that reads rows of a window as channels", call.kernel.span)
         names = dict(zip(call.kernel.params, call.args, strict=True))
         rows, weights = form.image_rows(len(scratch)), form.weight_rows(len(scratch) + 1)
+        key = names[form.memory], form.first, form.order, rows.type
+        ready = None if call.loops else copied.get(key)
+        rows = ready or rows
         seen = form.overlapping(rows)
-        for array in (rows, weights):
+        for array in (weights,) if ready else (rows, weights):
             assert isinstance(array.type, Tensor)
             scratch.append(ProgramArray(array.name, array.type, "scratch"))
         given = names | {array: array.name for array in (rows, weights, seen)}
-        calls.append(KernelCall(form.copy_image(rows), (names[form.memory], rows.name), call.loops))
+        if not ready:
+            calls.append(KernelCall(form.copy_image(rows), (names[form.memory], rows.name), call.loops))
+            schedules.append(None)
+        copied = {one: copy for one, copy in (copied | ({} if call.loops else {key: rows})).items() if one[0] not in written}
         for kernel in (form.copy_weights(weights), form.convolution(seen, weights)):
             calls.append(KernelCall(kernel, tuple(given[p] for p in kernel.params), call.loops))
-        schedules += [None, None, schedule]
+        schedules += [None, schedule]
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+def _written(call: KernelCall) -> set[str]:
+    """The arrays that a call writes."""
+    names = dict(zip(call.kernel.params, call.args, strict=True))
+    return {names[op.operands[0]] for op in walk(call.kernel.body) if op.opcode in ("store", "atomic", "accumulate") and op.operands[0] in names}
 
 
 def rows_kernel(kernel: Kernel, way: str) -> Kernel:
@@ -103,6 +119,11 @@ class RowForm(ImageForm):
     @property
     def axis(self) -> int:
         return self.folded[0]
+
+    @property
+    def first(self) -> Size:
+        """Where windows begin along the axis."""
+        return self.found.access(self.image)[self.axis].constant
 
     @property
     def is_dense(self) -> bool:
@@ -164,7 +185,7 @@ class RowForm(ImageForm):
         assert isinstance(memory.type, Tensor) and isinstance(rows.type, Tensor) and self.image.load is not None
         source, dtype = memory.type, self.image.dtype
         flat = rows.type.rank > len(order)
-        first = self.found.access(self.image)[self.axis].constant
+        first = self.first
         b = Builder(self.kernel.span)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:

@@ -183,8 +183,9 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
                 known = {(s.m, s.n) for s in tiles if s.swap_ab}
                 tiles += [replace(s, swap_ab=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
                 tiles += _fitted(shape.m, lying.a.dtype.itemsize, target)
-                if lying.a.dtype.itemsize == 2 and "phase" not in kernel.attrs:
-                    tiles += [_turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0]
+                reads = any(op.opcode == "load" for op in lying.parallel.regions[0].ops)
+                if lying.a.dtype.itemsize == 2 and "phase" not in kernel.attrs and not reads:
+                    tiles += [_turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0 and not _is_crowded(s)]
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
@@ -790,6 +791,11 @@ def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
             if n % 64 and n > 32 and (n <= 192 or groups < 3):
                 found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
     return found
+
+
+def _is_crowded(schedule: Wgmma) -> bool:
+    """Whether threads of groups that take turns have no registers left to turn their results with."""
+    return schedule.pingpong and schedule.rows * schedule.n > 96 * WARPGROUP
 
 
 def _turned_out(schedule: Wgmma, target: Target) -> Wgmma:

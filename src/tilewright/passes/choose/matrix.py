@@ -49,7 +49,7 @@ from tilewright.passes.windows.window_rows import STEP, WAYS, row_form, rows_ker
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
-MANY_CHANNELS, FEWER_STEPS = 128, 0.85
+MANY_CHANNELS, FEWER_STEPS = 256, 0.85
 """From so many channels on steps are nearly full; rows of windows as channels need at most so many of the steps that pixels do."""
 STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""

@@ -272,7 +272,7 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
             return []
         depth, taps = _number(form.depth, hints), _number(form.taps_along(form.axis), hints)
         steps = -(-depth // STEP)
-        if steps > FEWER_STEPS * taps * -(-_number(form.channels, hints) // STEP):
+        if not steps or steps > FEWER_STEPS * taps * -(-_number(form.channels, hints) // STEP):
             continue
         rows = form.image_rows(0)
         main = form.convolution(form.overlapping(rows), form.weight_rows(1))

@@ -94,6 +94,18 @@ def test_what_is_no_number_reaches_its_windows_alone(odd: float) -> None:
         np.testing.assert_array_equal(~np.isfinite(found.astype(np.float64)), want, err_msg=name)
 
 
+@pytest.mark.parametrize(("one", "other"), [((0, 12, 5, 5), (9, 12, 3, 3)), ((2, 12, 5, 5), (0, 12, 3, 3)), ((2, 12, 5, 0), (9, 12, 3, 3))], ids=["images", "filters", "columns"])
+def test_none(one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    x, w = numbers(bf16, one, other)
+    for found in computed(convolutions.conv2d((1, 1), (1, 1), 1, False), SCHEDULES[0], x, w).values():
+        np.testing.assert_array_equal(found, np.zeros((one[0], other[0], 5, one[3]), bf16.numpy))
+
+
+def test_no_channels() -> None:
+    x, w = numbers(bf16, (70, 0, 64, 64), (72, 0, 3, 3))
+    assert convolutions.conv2d((1, 1), (1, 1), 1, False).stages(x, w, target="sm_90a").stages.schedules
+
+
 def test_places_that_are_not_neighbours_are_refused() -> None:
     kernel = again(convolutions.conv2d((1, 1), (2, 2), 2, False), schedule=SCHEDULES[0])
     with pytest.raises(UserError, match="to_channels_last"):

@@ -49,7 +49,7 @@ from tilewright.passes.windows.window_rows import STEP, WAYS, row_form, rows_ker
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
-MANY_CHANNELS, FEWER_STEPS = 128, 0.85
+MANY_CHANNELS, FEWER_STEPS = 256, 0.85
 """From so many channels on steps are nearly full; rows of windows as channels need at most so many of the steps that pixels do."""
 STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
@@ -191,8 +191,9 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
                 known = {(s.m, s.n) for s in tiles if s.swap_ab}
                 tiles += [replace(s, swap_ab=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
                 tiles += _fitted(shape.m, lying.a.dtype.itemsize, target)
-                if lying.a.dtype.itemsize == 2 and "phase" not in kernel.attrs:
-                    tiles += [_turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0]
+                reads = any(op.opcode == "load" for op in lying.parallel.regions[0].ops)
+                if lying.a.dtype.itemsize == 2 and "phase" not in kernel.attrs and not reads:
+                    tiles += [_turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0 and not _is_crowded(s)]
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
@@ -279,7 +280,7 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
             return []
         depth, taps = _number(form.depth, hints), _number(form.taps_along(form.axis), hints)
         steps = -(-depth // STEP)
-        if steps > FEWER_STEPS * taps * -(-_number(form.channels, hints) // STEP):
+        if not steps or steps > FEWER_STEPS * taps * -(-_number(form.channels, hints) // STEP):
             continue
         rows = form.image_rows(0)
         main = form.convolution(form.overlapping(rows), form.weight_rows(1))
@@ -798,6 +799,11 @@ def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
             if n % 64 and n > 32 and (n <= 192 or groups < 3):
                 found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
     return found
+
+
+def _is_crowded(schedule: Wgmma) -> bool:
+    """Whether threads of groups that take turns have no registers left to turn their results with."""
+    return schedule.pingpong and schedule.rows * schedule.n > 96 * WARPGROUP
 
 
 def _turned_out(schedule: Wgmma, target: Target) -> Wgmma:

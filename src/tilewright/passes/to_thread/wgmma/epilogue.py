@@ -41,8 +41,7 @@ from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.rewrite import has_effects
 from tilewright.ir.types import Tensor, Tile, dtype_of
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers
-from tilewright.passes.to_thread.lower_tiles import TileLowering
-from tilewright.passes.to_thread.wgmma.image_results import ImageResults, image_results
+from tilewright.passes.to_thread.wgmma.image_results import ImageEpilogue, ImageResults, image_results
 
 GROUP = WGMMA_WARPS * MMA_LANES
 """Threads of a warp group."""
@@ -76,7 +75,7 @@ class ResultTile:
     """Times 16 rows that each warp has to itself, where there are no warp groups; else 0."""
 
 
-class Epilogue(TileLowering):
+class Epilogue(ImageEpilogue):
     """The ops of a kernel around its sums, in a thread of a computing warp group, and what that does to its sums.
 
     `thread` counts in the block, `warp` and `lane` within the warp group, `own` is the number of the computing group, `group` that of
@@ -118,6 +117,10 @@ class Epilogue(TileLowering):
         """Tiles this group has finished: which use of the mbarriers of fetched pieces this is."""
         self.pieces = 0
         self.buffers = 1
+
+    @property
+    def sides(self) -> ResultTile:
+        return self.tile
 
     # -- where a thread is ----------------------------------------------------------------------------------------
 

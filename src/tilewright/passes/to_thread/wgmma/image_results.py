@@ -10,7 +10,7 @@ rows, and reads those of the places that it stores:
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import i32
@@ -19,10 +19,8 @@ from tilewright.ir.build import Builder
 from tilewright.ir.layouts import MMA_LANES, WGMMA_WARPS
 from tilewright.ir.nodes import Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, dtype_of
-from tilewright.passes.common.registers import Mask, RegisterIndex
-
-if TYPE_CHECKING:
-    from tilewright.passes.to_thread.wgmma.epilogue import Epilogue
+from tilewright.passes.common.registers import Held, Mask, RegisterIndex, Registers
+from tilewright.passes.to_thread.lower_tiles import TileLowering
 
 PLACES = 64
 """Places of a piece, and its channels at most."""
@@ -30,10 +28,54 @@ CHUNK = 8
 """Elements of 16 bytes."""
 
 
+class TileSides(Protocol):
+    """What is asked of a tile of results."""
+
+    @property
+    def m(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def warpgroups(self) -> int: ...
+    @property
+    def pingpong(self) -> bool: ...
+    @property
+    def bands(self) -> int: ...
+
+
+class ImageEpilogue(TileLowering):
+    """What is asked of the lowering whose results these are (`epilogue.py`)."""
+
+    rows: int
+    out: Value
+    own: Value
+    warp: Value
+    lane: Value
+
+    @property
+    def sides(self) -> TileSides:
+        raise NotImplementedError
+
+    def outgoing_buffers(self, b: Builder, size: int) -> None:
+        raise NotImplementedError
+
+    def buffer_of(self, b: Builder, number: int) -> Value:
+        raise NotImplementedError
+
+    def meet(self, b: Builder) -> None:
+        raise NotImplementedError
+
+    def fill_turned(self, b: Builder, registers: Registers, buffer: Value) -> None:
+        raise NotImplementedError
+
+    def origin(self, held: Held) -> Value:
+        raise NotImplementedError
+
+
 class ImageResults:
     """One store of all results of a tile."""
 
-    def __init__(self, outer: Epilogue, op: Op, places: list[int], channel: int) -> None:
+    def __init__(self, outer: ImageEpilogue, op: Op, places: list[int], channel: int) -> None:
         self.outer, self.op = outer, op
         self.axes, self.channel = places, channel
         self.together = 2 if self._in_pairs() else 1
@@ -46,7 +88,7 @@ class ImageResults:
         return type_
 
     def allocate(self, b: Builder) -> None:
-        groups = self.outer.tile.warpgroups
+        groups = self.outer.sides.warpgroups
         self.outer.outgoing_buffers(b, PLACES * PLACES)
         self.places = b.op("alloc", dtype=i32, shape=(groups * len(self.axes) * PLACES,), space="shared", align=16, name="places")
 
@@ -79,7 +121,7 @@ class ImageResults:
             return False
         edges = mask.edges if isinstance(mask, Mask) else []
         assert outer.window is not None
-        registers = outer.registers(b, outer.env[op.operands[1 + tensor.rank]], (outer.tile.m, outer.tile.n))
+        registers = outer.registers(b, outer.env[op.operands[1 + tensor.rank]], (outer.sides.m, outer.sides.n))
         buffer = outer.buffer_of(b, 0)
         outer.meet(b)  # others may still read what was there
         table = b.mul(outer.own, b.index(len(self.axes) * PLACES))
@@ -87,7 +129,7 @@ class ImageResults:
         outer.fill_turned(b, registers, buffer)
         outer.meet(b)
         start = b.index(outer.layout.offset(0, outer.window[0].start))
-        if not outer.tile.pingpong:
+        if not outer.sides.pingpong:
             start = b.add(start, b.mul(outer.own, b.index(outer.rows)))
         column = b.index(outer.layout.offset(1, outer.window[1].start))
         for slot in range(PLACES // MMA_LANES // self.together):
@@ -164,12 +206,12 @@ class ImageResults:
                 put(b)
 
 
-def image_results(outer: Epilogue, op: Op) -> ImageResults | None:
+def image_results(outer: ImageEpilogue, op: Op) -> ImageResults | None:
     """How a store of all results is made along the places of an image; None where its memory does not run along these, or elements have not two bytes."""
     tensor = op.operands[0].type
     assert isinstance(tensor, Tensor)
     value = op.operands[1 + tensor.rank].type
-    tile = outer.tile
+    tile = outer.sides
     if tensor.dtype.itemsize != 2 or not isinstance(value, Tile) or value.shape != (tile.m, tile.n) or tile.bands or tile.n % 16 or tensor.strides[-1] != ONE:
         return None
     shapes = [index.type.shape if isinstance(index.type, Tile) else () for index in op.operands[1 : 1 + tensor.rank]]

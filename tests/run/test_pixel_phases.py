@@ -92,3 +92,14 @@ def test_nothing_stays_of_earlier_pixels() -> None:
 def test_only_phases_write_pixels() -> None:
     with pytest.raises(UserError, match="gather is for the phases"):
         results(convolutions.conv2d((1, 1), (1, 1), 1, True), PIXELS.replace("gather", "swap_ab=1 gather"), x=normal(2, 33, 7, 9), w=normal(17, 33, 3, 3))
+
+
+def test_phases_share_rows_of_windows() -> None:
+    """Phases of few channels read windows' rows as channels, from one copy of the image for each place where windows begin: there are two, and four phases."""
+    kernel, (one, other), stride, padding, dilation = CASES["a few channels more"]
+    x, w = normal(*one), normal(*other)
+    want, schedule = transposed(x, w, stride, padding, dilation), PIXELS.replace("=image", "=rows")
+    names = [call.kernel.name for call in tw.kernel(schedule=schedule)(kernel.python).stages(x, w, target="sm_90a").stages.tile.calls]
+    assert sum(name.endswith(".rows") for name in names) == 2
+    for found in results(kernel, schedule, x=x, w=w):
+        assert np.abs(found - want).max() <= 8e-3 * np.abs(want).max()

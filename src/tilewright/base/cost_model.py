@@ -58,6 +58,12 @@ class WgmmaCosts:
     memory."""
     pixels: float = 0.13
     """What a step takes besides multiplying whose rows are the pixels of a convolution."""
+    rows: tuple[float, float] = (77e3, 44e3)
+    """Bytes that reach one multiprocessor as rows of windows of few channels, and bytes that lie outside of these."""
+    straddling: tuple[float, float] = (1.25, 2.0)
+    """How much longer such rows take that begin at whole 32 bytes, and at whole 16, than at lines of the cache."""
+    rows_in_turns: float = 1.12
+    """The same where warp groups take turns."""
     stream: float = 3.9e6
     """Bytes from memory, over all."""
     arrive: float = 55e3
@@ -88,6 +94,9 @@ class WgmmaCosts:
     """The same for results that leave registers one by one, eight side by side."""
     singles: float = 0.3e6
     """Elements of two bytes that phases of transposed convolutions store one by one."""
+    turned: float = 30e-6
+    turned_hidden: float = 10e-6
+    """The same for those that are turned in shared memory first, and leave along rows of an image."""
     rs_step: float = 0.30
     rs_step_of_groups: float = 0.35
     """One step of a factor computed in registers besides a part of what its instructions do; the second with scales of its own."""
@@ -439,10 +448,10 @@ def derived(multiprocessors: int, bandwidth: float, half: float, f32: float) -> 
     known = H200.wgmma
     wgmma = replace(
         known, rate=known.rate * matrix * share, feed=known.feed * memory * share, feed_ragged=known.feed_ragged * memory * share,
-        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, parts=(known.parts[0] * memory, known.parts[1] * memory, known.parts[2] * memory), box=known.box * memory * share,
+        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, parts=(known.parts[0] * memory, known.parts[1] * memory, known.parts[2] * memory), rows=(known.rows[0] * memory * share, known.rows[1] * memory * share), box=known.box * memory * share,
         finish=known.finish / plain, finish_hidden=known.finish_hidden / plain, read=known.read / (memory * share),
         read_hidden=known.read_hidden / (memory * share), scatter=known.scatter / (memory * share),
-        scatter_hidden=known.scatter_hidden / (memory * share),
+        scatter_hidden=known.scatter_hidden / (memory * share), turned=known.turned / (memory * share), turned_hidden=known.turned_hidden / (memory * share),
     )  # fmt: skip
     # The work that a launch is worth grows with what a device does meanwhile.
     attention = replace(

@@ -125,6 +125,7 @@ split_scatters = late("program.split_scatters", "split_scatters")
 stream_k = late("program.stream_k", "stream_k")
 add_counters = late("program.tile_counters", "add_counters")
 to_channels_last = late("program.to_channels_last", "to_channels_last")
+window_rows = late("windows.window_rows", "window_rows")
 watch_indices = late("program.watch_indices", "watch_indices")
 widen_operands = late("program.widen_operands", "widen_operands")
 cut_rows = late("rows.cut_rows", "cut_rows")
@@ -330,6 +331,11 @@ PAD_WINDOWS = Pass(
 TO_CHANNELS_LAST = Pass(
     "to_channels_last", "program", "program", to_channels_last,
     "Images with channels first are copied to channels last, which the copy engine reads as pixels; results are copied back.",
+    takes=PLANNED, gives="plans", needs="plans",
+)  # fmt: skip
+WINDOW_ROWS = Pass(
+    "window_rows", "program", "program", window_rows,
+    "Convolutions of few channels whose schedule says so read copies of images in which a row of a window is neighbours in memory, and count all of it as channels.",
     takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 GATHER_PHASES = Pass(
@@ -835,6 +841,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(GATHER_PHASES, "Before images are copied: kernels of phases still stand one after another."),
         Step(SPLIT_IMAGES, "Beside to_channels_last: what it makes has channels last, and nothing is left to pack."),
+        Step(WINDOW_ROWS, "As split_images."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
         Step(SPLIT_ATTENTION, "Before widen_operands: the first of its kernels is attention itself, of parts of the keys."),

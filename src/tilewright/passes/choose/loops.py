@@ -349,6 +349,10 @@ def _turning(kernel: Kernel, nest: Nest, vector: int, target: Target, hints: Map
     return Schedule(tuple(tiles), 1, vector, vector_index=channel, threads=threads, turned=True)
 
 
+def _powers_down(most: int, least: int) -> list[int]:
+    return [n for n in (most >> shift for shift in range(most.bit_length())) if n >= least] or [most]
+
+
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target, vectors: int) -> Schedule:
     costs = target.costs.maps
     threads = 128 if nest.widest >= 4 else 256
@@ -368,6 +372,11 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
         # Lanes take 4 vectors along the axis: a tile has at least these, and no more than the array. Of views rows are short.
         tiles[axis] = max(4 * vector, min((32 if apart else 16) * vector, power_of_two(hint(nest.extents[axis], hints))))
         tiles[turned] = per_block // tiles[axis]
+        if rank > 3 and turned == axis - 1:
+            # Rows that are no part of a longer one, as those of an image with a frame, fill tiles of several short ones better.
+            length = hint(nest.extents[turned], hints)
+            tiles[turned] = min(_powers_down(tiles[turned], 32), key=lambda n: (1 + costs.across / n) * -(-length // n) * n)
+            tiles[turned - 1] = per_block // (tiles[axis] * tiles[turned])
         return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads, across=costs.across)
     tiles[axis] = min(per_block, max(power_of_two(hint(nest.extents[axis], hints)), vector * 8))
     other = next((p for p in reversed(range(rank)) if p != axis), None)

@@ -20,7 +20,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
-from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, accumulator_dtype
+from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, ROW_BYTES, accumulator_dtype
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
@@ -44,16 +44,19 @@ from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
+from tilewright.passes.schedules.matrix import WARPGROUP, CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.skipped_steps import steps_left
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.split_images import ImageForm, image_form
 from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
+from tilewright.passes.windows.window_rows import STEP, WAYS, row_form, rows_kernel
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
+MANY_CHANNELS, FEWER_STEPS = 256, 0.85
+"""From so many channels on steps are nearly full; rows of windows as channels need at most so many of the steps that pixels do."""
 STEPS = 8
 """From one pixel to the next, the most that the copy engine can be told; `ir/ops_matrix.py` has what goes with the axes of an image."""
 SKIPPED = (1.0, 0.55, 0.25)
@@ -170,7 +173,7 @@ def warp_group_times(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     found = find_contraction(kernel)
     if found is None or not has_warp_groups(kernel, found, target):
         return []
-    ranked = [*_by_warp_groups(kernel, found, target, hints, _inner(found, hints)), *_turned(kernel, found, target, hints)]
+    ranked = [*_by_warp_groups(kernel, found, target, hints, _inner(found, hints)), *_turned(kernel, found, target, hints), *_in_rows(kernel, target, hints)]
     return sorted(ranked, key=lambda pair: pair[0])
 
 
@@ -190,6 +193,9 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
                 known = {(s.m, s.n) for s in tiles if s.swap_ab}
                 tiles += [replace(s, swap_ab=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
                 tiles += _fitted(shape.m, lying.a.dtype.itemsize, target)
+                reads = any(op.opcode == "load" for op in lying.parallel.regions[0].ops)
+                if lying.a.dtype.itemsize == 2 and "phase" not in kernel.attrs and not reads:
+                    tiles += [_turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0 and not _is_crowded(s)]
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
@@ -288,6 +294,48 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
         own = _by_warp_groups(turned, found, target, hints, _channel(found, hints))
         ranked += [(time + moved, replace(s, to_channels_last=way)) for time, s in own if s.a_copy == "im2col" and _is_roomy(s, found, way != "image")]
     return ranked
+
+
+def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules for a convolution of few channels that counts the row of a window as channels, where sums have fewer steps than with a pixel's channels alone."""
+    ranked: Ranked = []
+    for way in WAYS:
+        form = row_form(kernel, way)
+        if form is None or _number(form.channels, hints) >= MANY_CHANNELS:
+            return []
+        depth, taps = _number(form.depth, hints), _number(form.taps_along(form.axis), hints)
+        steps = -(-depth // STEP)
+        if not steps or steps > FEWER_STEPS * taps * -(-_number(form.channels, hints) // STEP):
+            continue
+        rows = form.image_rows(0)
+        main = form.convolution(form.overlapping(rows), form.weight_rows(1))
+        found = find_contraction(main)
+        if found is None:
+            continue
+        assert isinstance(rows.type, Tensor) and form.image.tensor is not None
+        elements = sum(_number(product(shape), hints) for shape in (rows.type.shape, form.image.tensor.shape))
+        moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / target.costs.wgmma.turn
+        # Phases of a transposed convolution would share an image that is turned, but have rows of their own.
+        moved *= 2 if "phase" in kernel.attrs else 1
+        apart = _number(form.unit, hints) * form.apart
+        shape = shape_of(found, hints)
+        shape = replace(shape, k=shape.k // max(1, depth) * steps * STEP)
+        own = [s for _, s in _by_warp_groups(main, found, target, hints, len(found.k) - 1) if s.a_copy == "im2col" and s.split_k == 1 and _is_roomy(s, found)]
+        ranked += [(_rows_time(s, shape, target, found, apart, depth) + moved, replace(s, to_channels_last=way)) for s in own]
+    return ranked
+
+
+def _rows_time(schedule: Wgmma, shape: ProductShape, target: Target, found: Contraction, apart: int, depth: int) -> float:
+    """Microseconds of a convolution by rows of windows, of `depth` channels each, that lie `apart` elements from one another. Sums are whole steps."""
+    costs, area = target.costs.wgmma, schedule.m * schedule.n
+    rounds, steps = -(-_tiles(schedule, shape) // target.multiprocessors), shape.k // STEP
+    rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, 1), costs.other_tiles) if schedule.n % 64 == 0 else _rate_between(schedule, costs)
+    lines = 1.0 if apart % STEP == 0 else costs.straddling[int(apart % 16 != 0)]
+    feed = (schedule.m * lines + schedule.n) * ROW_BYTES / costs.rows[0] * (costs.rows_in_turns if schedule.pingpong else 1.0)
+    whole = -(-depth // STEP) * STEP
+    outside = shape.k // whole * schedule.m * (whole - depth) * found.a.dtype.itemsize / costs.rows[1]
+    main = rounds * (steps * max(2 * area * STEP / (costs.rate * rate) + costs.pixels, feed) + outside)
+    return costs.start + main + _finishing(schedule, finishing_work(found), rounds, costs)
 
 
 _IMAGE_TILES = (
@@ -486,7 +534,7 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
     if not alike:
         raise UserError.at(
             "TW020", f"schedule '{text}': {kernel.name} has no images to bring to channels last that way", kernel.span,
-            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both",
+            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both, =rows for one of few channels",
         )  # fmt: skip
     computed = asked.a_copy == "rs"
     like = next((s for s in alike if s.swap_ab == asked.swap_ab and (s.a_copy == "rs") == computed), None)
@@ -499,7 +547,7 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
         other = next(s for s in alike if s.a_copy != "rs")
         like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
     schedule = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
-    contraction = find_contraction(turned_kernel(kernel, schedule.to_channels_last) if schedule.to_channels_last else kernel)
+    contraction = find_contraction(_copied(kernel, schedule.to_channels_last))
     assert contraction is not None
     lying = contraction.apart() if schedule.apart else contraction
     ways = [schedule.b_copy, schedule.a_copy] if schedule.swap_ab else [schedule.a_copy, schedule.b_copy]
@@ -508,6 +556,13 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, "factors that lie across the sum need whole blocks of 128 bytes"
         )
     return schedule
+
+
+def _copied(kernel: Kernel, way: str) -> Kernel:
+    """The kernel as it is once images have been copied that way."""
+    if way in WAYS:
+        return rows_kernel(kernel, way)
+    return turned_kernel(kernel, way) if way else kernel
 
 
 # -- Hopper ---------------------------------------------------------------------------------------------------------
@@ -753,6 +808,8 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
         for long in (16, 32, 64, 128):
             other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
             candidates.append(_deep(other, target))
+    elif few == shape.m <= 256 and few % 64 and size == 2:
+        candidates += _fitted_rows(few, target)
     if is_deep(shape.m, shape.n, shape.k) and shape.batch == 1:
         candidates += _long_sums(found, shape, target)
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
@@ -769,6 +826,25 @@ def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
             if n % 64 and n > 32 and (n <= 192 or groups < 3):
                 found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
     return found
+
+
+def _is_crowded(schedule: Wgmma) -> bool:
+    """Whether threads of groups that take turns have no registers left to turn their results with."""
+    return schedule.pingpong and schedule.rows * schedule.n > 96 * WARPGROUP
+
+
+def _turned_out(schedule: Wgmma, target: Target) -> Wgmma:
+    """With results that are turned in shared memory on their way to rows of an image, and as many stages as are left room."""
+    room = target.max_shared - 2048 - schedule.math_warpgroups * 9 * 1024
+    return replace(schedule, store="turned", stages=min(schedule.stages, room // ((schedule.m + schedule.n) * ROW_BYTES)))
+
+
+def _fitted_rows(few: int, target: Target) -> list[Wgmma]:
+    """Tiles for a product of few rows and many columns, exchanged: all rows are columns of a tile, so that the long factor is read once. Pieces of 16 columns are
+    turned on their way out."""
+    tile = Wgmma(128, -(-few // 16) * 16, 64, math_warpgroups=2, pingpong=True, mma_in_flight=1, swap_ab=True)
+    room = target.max_shared - 2048 - tile.math_warpgroups * tile.epilogue_stages * 64 * ROW_BYTES
+    return [replace(tile, stages=min(8, room // ((tile.m + tile.n) * ROW_BYTES)))] if tile.rows * tile.n <= 192 * WARPGROUP else []
 
 
 def _long_sums(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmma]:
@@ -837,7 +913,7 @@ def cost(
     size = found.a.dtype.itemsize
     costs, launch = target.costs.wgmma, target.costs.launch
     rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, schedule.cluster), costs.other_tiles)
-    if schedule.a_copy == "im2col" and schedule.n % 64:
+    if (schedule.a_copy == "im2col" or schedule.n > 64) and schedule.n % 64:
         rate = _rate_between(schedule, costs)
     cut = schedule.split_k * schedule.cluster_k
     k = -(-shape.k // cut)
@@ -854,7 +930,6 @@ def cost(
     feed = rows * k * size / (costs.feed_ragged if ragged else costs.feed)
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
     compute = 2 * area * k * size / 2 / (costs.rate * rate)
-    finish = 2 * 64 * area / costs.rate
     sizes = [size, size]
     if schedule.a_copy == "rs":
         made_of = raw[int(schedule.swap_ab)] or Raw(size, False)
@@ -863,16 +938,11 @@ def cost(
         sizes[int(schedule.swap_ab)] = made_of.bytes
     if schedule.a_copy == "im2col":
         compute += -(-k // schedule.k) * costs.pixels
-    main = rounds * max(compute, feed) + finish * (1 if schedule.pingpong else rounds)
+    main = rounds * max(compute, feed)
     if schedule.split_k == 1:
-        work = work or finishing_work(found)
-        each = (costs.finish_hidden, costs.read_hidden) if schedule.pingpong else (costs.finish, costs.read)
-        if schedule.pingpong and rounds == 1:
-            each = 2 * costs.finish, 2 * costs.read  # nobody else has a tile: one group alone finishes this one
-        # One, a bias perhaps, is lost among what every result takes.
-        main += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
-        if schedule.swap_ab and schedule.a_copy == "im2col":
-            main += rounds * area * (costs.scatter_hidden if schedule.pingpong else costs.scatter)
+        main += _finishing(schedule, work or finishing_work(found), rounds, costs)
+    else:
+        main += 2 * 64 * area / costs.rate * (1 if schedule.pingpong else rounds)
     read = shape.batch * shape.k * (shape.m * sizes[0] + shape.n * sizes[1])
     traffic = max(read / costs.stream, read / (max(1, min(blocks, target.multiprocessors)) * costs.arrive))
     # Reading hides computing only so far.
@@ -893,6 +963,21 @@ def cost(
         total += (schedule.cluster_k - 1) * (costs.exchange + 4 * area / costs.box)
     if schedule.split_k > 1:
         total += launch.second + 2 * 4 * schedule.split_k * shape.batch * shape.m * shape.n / (1.5 * costs.stream)
+    return total
+
+
+def _finishing(schedule: Wgmma, work: EpilogueWork, rounds: int, costs: WgmmaCosts) -> float:
+    """Microseconds from the sums of tiles to their results."""
+    area = schedule.m * schedule.n
+    total = 2 * 64 * area / costs.rate * (1 if schedule.pingpong else rounds)
+    each = (costs.finish_hidden, costs.read_hidden) if schedule.pingpong else (costs.finish, costs.read)
+    if schedule.pingpong and rounds == 1:
+        each = 2 * costs.finish, 2 * costs.read  # nobody else has a tile: one group alone finishes this one
+    # One, a bias perhaps, is lost among what every result takes.
+    total += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
+    if schedule.swap_ab and schedule.a_copy == "im2col":
+        alone, hidden = (costs.turned, costs.turned_hidden) if schedule.store == "turned" else (costs.scatter, costs.scatter_hidden)
+        total += rounds * area * (hidden if schedule.pingpong else alone)
     return total
 
 

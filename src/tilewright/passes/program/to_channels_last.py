@@ -60,7 +60,7 @@ def to_channels_last(program: Program, plans: Plans) -> tuple[Program, Plans]:
     """Images that were copied, by array and order of axes: several kernels read the same copy until somebody writes the array."""
     for call, schedule in zip(program.calls, plans, strict=True):
         written = _written(call)
-        if not isinstance(schedule, Wgmma) or not schedule.to_channels_last:
+        if not isinstance(schedule, Wgmma) or schedule.to_channels_last not in ("image", "result", "both"):
             calls.append(call)
             schedules.append(schedule)
             turned = {key: copy for key, copy in turned.items() if key[0] not in written}

@@ -165,9 +165,10 @@ class Wgmma(GpuProduct):
     epilogue_stages: int = 2
     """Pieces of the result on their way out of a warp group's shared memory."""
     store: str = "tma"
-    """How results leave: through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
+    """How results leave: through shared memory by the copy engine (`tma`), turned there and stored along rows of an image (`turned`), or from registers (`direct`)."""
     to_channels_last: str = ""
-    """What is copied so that channels lie last: a convolution's input before it (`image`), its results after it (`result`), or `both`."""
+    """What is copied so that channels lie last: a convolution's input before it (`image`), its results after it (`result`), or `both`; `rows`, `rows32`: its input, such that
+    the row of a window counts as channels (`passes/windows/window_rows.py`)."""
     pixels: int = 0
     """With `gather`: scratch has all channels of a place side by side, and a block that gathers turns so many columns of results (`passes/windows/pixel_phases.py`); 0: scratch lies as
     results do."""

@@ -110,7 +110,7 @@ class _ContractionLowering(LoopLowering):
         self.unguarded = set()  # the mask of a factor is what makes its tile zero
         region = found.parallel.regions[0]
         self.everything = list(walk(region))
-        self.inner = schedule.inner if len(found.k) > 1 else -1
+        self.inner = schedule.inner if len(found.k) > 1 or schedule.a_copy == "im2col" else -1
         self.term = 0 if isinstance(schedule, Wgmma) and schedule.tf32_terms else -1
         """The summed index over products of parts, all of which one step computes."""
         self.made = {result: op for op in self.everything for result in op.results}

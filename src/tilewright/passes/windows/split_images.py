@@ -92,7 +92,7 @@ def image_form(kernel: Kernel, found: Contraction | None = None, folded: int = 0
     if found is None or found.batch or found.accumulator is not f32 or found.a.dtype is not f32 or found.b.dtype is not f32:
         return None
     written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
-    images = [(f, order) for f in (found.a, found.b) if (order := _order(found, f)) is not None]
+    images = [(f, order) for f in (found.a, found.b) if (order := image_order(found, f)) is not None]
     if len(images) != 1:
         return None
     ((image, order),) = images
@@ -108,7 +108,7 @@ def image_form(kernel: Kernel, found: Contraction | None = None, folded: int = 0
     return replace(form, folded=axes) if set(axes) <= set(form.foldable) and folded >> len(order[1:-1]) == 0 else None
 
 
-def _order(found: Contraction, factor: Factor) -> tuple[int, ...] | None:
+def image_order(found: Contraction, factor: Factor) -> tuple[int, ...] | None:
     """The axes of a factor that is a plain load, batch first, then those of an image, then channels; None where it is no load of an image."""
     memory = factor.tensor
     side = found.m if factor is found.a else found.n

@@ -41,7 +41,7 @@ from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.rewrite import has_effects
 from tilewright.ir.types import Tensor, Tile, dtype_of
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers
-from tilewright.passes.to_thread.lower_tiles import TileLowering
+from tilewright.passes.to_thread.wgmma.image_results import ImageEpilogue, ImageResults, image_results
 
 GROUP = WGMMA_WARPS * MMA_LANES
 """Threads of a warp group."""
@@ -62,7 +62,7 @@ class ResultTile:
     stages: int = 1
     """Pieces of a warp group on their way out at once."""
     store: str = "direct"
-    """Through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
+    """Through shared memory by the copy engine (`tma`), or turned there, along the places of an image (`turned`); or from registers (`direct`)."""
     horizontal: int = 1
     """Products side by side, each with a result of its own."""
     turns: bool = False
@@ -75,7 +75,7 @@ class ResultTile:
     """Times 16 rows that each warp has to itself, where there are no warp groups; else 0."""
 
 
-class Epilogue(TileLowering):
+class Epilogue(ImageEpilogue):
     """The ops of a kernel around its sums, in a thread of a computing warp group, and what that does to its sums.
 
     `thread` counts in the block, `warp` and `lane` within the warp group, `own` is the number of the computing group, `group` that of
@@ -101,18 +101,26 @@ class Epilogue(TileLowering):
         self.piece_rows = BAND_ROWS if tile.bands else PIECE_ROWS
         """Rows of the block that two registers along m are, of all threads that share a piece."""
         self.out_maps: dict[Op, Value] = {}
+        self.images: ImageResults | None = None
+        """The store that warps make along the places of an image."""
         self.row_stores: list[Op] = []
         """Stores through shared memory that warps make row by row."""
         self.out_size = 2
         """Bytes of an element in a piece."""
         self.is_across = False
         """What leaves by the copy engine is turned on its way."""
+        self.across_columns = next((c for c in (64, 48, 32, 16) if tile.n % c == 0), 0)
+        """Columns of a piece that is turned."""
         self.fetched: Op | None = None
         """The load that the copy engine makes."""
         self.turn: Value | None = None
         """Tiles this group has finished: which use of the mbarriers of fetched pieces this is."""
         self.pieces = 0
         self.buffers = 1
+
+    @property
+    def sides(self) -> ResultTile:
+        return self.tile
 
     # -- where a thread is ----------------------------------------------------------------------------------------
 
@@ -150,6 +158,8 @@ class Epilogue(TileLowering):
         """Maps and buffers of what leaves and comes through the copy engine."""
         if self.tile.store == "tma":
             self._outgoing(b)
+        elif self.tile.store == "turned":
+            self._outgoing_images(b)
         if self.tile.fetches:
             self.fetched = self._fetchable()
         if self.fetched is not None:
@@ -164,7 +174,8 @@ class Epilogue(TileLowering):
             assert isinstance(tensor.type, Tensor)
             row_axis, column_axis = self.axes(op, 0)
             box = [1] * tensor.type.rank
-            box[row_axis], box[column_axis] = PIECE_ROWS, min(ROW_BYTES // tensor.type.dtype.itemsize, self.tile.n)
+            columns = self.across_columns if self.is_across else min(ROW_BYTES // tensor.type.dtype.itemsize, self.tile.n)
+            box[row_axis], box[column_axis] = PIECE_ROWS, columns
             attrs: dict[str, Attr] = {
                 "shape": tensor.type.shape, "strides": tensor.type.strides, "box": tuple(box), "swizzle": ROW_BYTES,
             }  # fmt: skip
@@ -175,9 +186,10 @@ class Epilogue(TileLowering):
             self._outgoing_rows(b)
             return
         # Buffers are taken in turn, always the same ones for the same piece of a tile: a whole number of rounds.
-        pieces = len(self.out_maps) * (self.rows // PIECE_ROWS) * (self.tile.n * self.out_dtype.itemsize // ROW_BYTES)
+        across = self.tile.n // self.across_columns if self.is_across else self.tile.n * self.out_dtype.itemsize // ROW_BYTES
+        pieces = len(self.out_maps) * (self.rows // PIECE_ROWS) * across
         self.buffers = max(b for b in range(1, self.tile.stages + 1) if pieces % b == 0)
-        self._outgoing_buffers(b, largest)
+        self.outgoing_buffers(b, largest)
 
     def _outgoing_rows(self, b: Builder) -> None:
         """One buffer for each group, of which each warp fills and empties its own rows."""
@@ -188,9 +200,17 @@ class Epilogue(TileLowering):
                     self.row_stores.append(op)
                     self.out_dtype = dtype
         if self.row_stores:
-            self._outgoing_buffers(b, PIECE_ROWS * ROW_BYTES // self.out_dtype.itemsize)
+            self.outgoing_buffers(b, PIECE_ROWS * ROW_BYTES // self.out_dtype.itemsize)
 
-    def _outgoing_buffers(self, b: Builder, size: int) -> None:
+    def _outgoing_images(self, b: Builder) -> None:
+        """One buffer for each group, for the first store along the places of an image."""
+        found = (image_results(self, op) for op in walk(self.kernel.body) if op.opcode == "store")
+        self.images = next((images for images in found if images is not None), None)
+        if self.images is not None:
+            self.out_dtype = self.images.tensor.dtype
+            self.images.allocate(b)
+
+    def outgoing_buffers(self, b: Builder, size: int) -> None:
         count = self.tile.warpgroups * self.buffers
         self.out = b.op("alloc", dtype=self.out_dtype, shape=(count * size,), space="shared", align=1024, name="out")
         self.out_size, self.piece_size = self.out_dtype.itemsize, size
@@ -247,7 +267,7 @@ class Epilogue(TileLowering):
         value, size = op.operands[1 + tensor.rank].type, tensor.dtype.itemsize
         if self.out_maps or not isinstance(value, Tile) or value.shape != (self.tile.m, self.tile.n):
             return False
-        if size * PIECE_ROWS != ROW_BYTES or tensor.rank > 5 or tensor.align < 16 or self.tile.n % PIECE_ROWS:
+        if size * PIECE_ROWS != ROW_BYTES or tensor.rank > 5 or tensor.align < 16 or not self.across_columns:
             return False
         try:
             row_axis, _ = self.axes(op, 0)
@@ -304,7 +324,7 @@ class Epilogue(TileLowering):
     def _windows(self) -> list[tuple[range, range]]:
         """The registers of each piece, along both axes."""
         rows, columns = self.layout.registers((self.tile.m, self.tile.n))
-        wide = ROW_BYTES // self.out_size // 8
+        wide = self.across_columns // 8 if self.is_across else ROW_BYTES // self.out_size // 8
         return [
             (range(row, row + 2), range(column, min(column + wide, columns)))
             for row in range(0, rows, 2) for column in range(0, columns, wide)
@@ -407,6 +427,8 @@ class Epilogue(TileLowering):
     def store(self, b: Builder, op: Op) -> None:
         if op in self.row_stores and self._store_by_rows(b, op):
             return
+        if self.images is not None and op is self.images.op and self.images.store(b):
+            return
         if op not in self.out_maps:
             self._store_by_threads(b, op)
             return
@@ -414,15 +436,15 @@ class Epilogue(TileLowering):
         assert isinstance(tensor, Tensor) and self.window is not None
         shape = (self.tile.m, self.tile.n)
         registers = self.registers(b, self.env[op.operands[1 + tensor.rank]], shape)
-        buffer = self._buffer_of(b, self.pieces * len(self.out_maps) + list(self.out_maps).index(op))
+        buffer = self.buffer_of(b, self.pieces * len(self.out_maps) + list(self.out_maps).index(op))
         if self.fetched is None:
             self._claim(b)  # else what was fetched into the buffer makes it this piece's
         if self.is_across:
-            self._fill_turned(b, registers, buffer)
+            self.fill_turned(b, registers, buffer)
         else:
             self._fill(b, registers, buffer)
         b.multi("fence_async")
-        self._meet(b)
+        self.meet(b)
         coordinates = self._piece_origin(b, op, self.window)
 
         def send(inner: Builder) -> list[Value]:
@@ -442,7 +464,7 @@ class Epilogue(TileLowering):
         if edges is None:
             return False
         registers = self.registers(b, self.env[op.operands[1 + tensor.rank]], (self.tile.m, self.tile.n))
-        buffer = self._buffer_of(b, 0)
+        buffer = self.buffer_of(b, 0)
         b.multi("warp_sync")  # other lanes may still read what was there
         self._fill(b, registers, buffer)
         b.multi("warp_sync")
@@ -531,7 +553,7 @@ class Epilogue(TileLowering):
             total = below if total is None else b.logical_and(total, below)
         return total
 
-    def _buffer_of(self, b: Builder, number: int) -> Value:
+    def buffer_of(self, b: Builder, number: int) -> Value:
         """Where in shared memory a piece of this group is put together."""
         first = b.mul(self.own, b.index(self.buffers * self.piece_size))
         return b.add(first, b.index(number % self.buffers * self.piece_size))
@@ -540,9 +562,9 @@ class Epilogue(TileLowering):
         """Wait until the piece that was in this one's buffer has been read."""
         pending = self.buffers - 1
         b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=pending, read=True), lambda inner: [])
-        self._meet(b)
+        self.meet(b)
 
-    def _meet(self, b: Builder) -> None:
+    def meet(self, b: Builder) -> None:
         b.multi("named_barrier", b.cast(b.add(self.own, b.index(1)), i32), threads=GROUP)
 
     def _piece_origin(self, b: Builder, op: Op, window: tuple[range, range]) -> list[Value]:
@@ -570,7 +592,7 @@ class Epilogue(TileLowering):
         for place, cells in self._by_matrix(b, buffer):
             b.multi("stmatrix", self.out, place, *(b.op("to_bits", registers.cells[c]) for c in cells))
 
-    def _fill_turned(self, b: Builder, registers: Registers, buffer: Value) -> None:
+    def fill_turned(self, b: Builder, registers: Registers, buffer: Value) -> None:
         """Each lane gives the place of one column: eight rows of it side by side."""
         assert self.window is not None
         column = b.op("and", self.lane, b.index(7))
@@ -698,7 +720,7 @@ class Epilogue(TileLowering):
     def _place(self, b: Builder, number: int) -> tuple[Value, list[Value]]:
         """Where a piece goes, and where it lies in its array."""
         assert self.fetched is not None
-        return self._buffer_of(b, number), self._piece_origin(b, self.fetched, self._windows()[number])
+        return self.buffer_of(b, number), self._piece_origin(b, self.fetched, self._windows()[number])
 
     def _fetch(self, b: Builder, number: int, buffer: Value, coordinates: Sequence[Value]) -> None:
         barrier = self._barrier(b, number)
@@ -712,7 +734,7 @@ class Epilogue(TileLowering):
         assert isinstance(op.result.type, Tile) and self.turn is not None
         parity = b.op("and", self.turn, b.const(1, u32))
         b.multi("mbarrier_wait", self.arrived, self._barrier(b, self.pieces), parity)
-        buffer = self._buffer_of(b, self.pieces)
+        buffer = self.buffer_of(b, self.pieces)
         cells: dict[Cell, Value] = {}
         if self.out_dtype.itemsize == 2:
             for place, four in self._by_matrix(b, buffer):

@@ -1,0 +1,302 @@
+"""Convolutions of few channels read a row of a window as channels. `Program -> Program`.
+
+In: a program and the schedules of its contractions. Where one says `to_channels_last = rows` (or `rows32`), the convolution's input is first copied to scratch
+[n, h, w, c] with channels in whole 16 bytes (or 32) and zeros beside each row of the image, as far as windows reach. All pixels of a window's row are then neighbours in
+memory, and so are their channels: the copy engine is told of an array [n, h, j, q] whose pixels overlap, q being all channels of the window's row, and no
+byte is copied twice. Weights become a matrix [k, r, q]. Out: the program with these copies, and the convolution as a sum over r and q, which fills its steps.
+
+    parallel n, k, i, j { acc = reduce c, r, s { yield x[n, c, i + r, j + s - 1] * w[k, c, r, s] }; out[n, k, i, j] = f(acc) }
+    -> parallel n, h, w, c { store x.rows[n, h, w, c] = x[n, c, h, w - 1], or 0 }
+       parallel k, r, q { store w.rows[k, r, q] = w[k, q % c, r, q // c] }
+       parallel n, k, i, j { acc = reduce r, q { yield x.rows[n, i + r, j, q] * w.rows[k, r, q] }; out[n, k, i, j] = f(acc) }
+       where x.rows has a stride of c along j
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.analysis.contraction import find_contraction
+from tilewright.base.dtypes import i64, u32
+from tilewright.base.errors import CompilerBug
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE, Size, contiguous_strides, product
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
+from tilewright.ir.program import KernelCall, Program, ProgramArray
+from tilewright.ir.rewrite import clone_ops
+from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.loop.collapse import collapse
+from tilewright.passes.program.to_channels_last import upwards
+from tilewright.passes.schedules.matrix import Wgmma
+from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.windows.split_images import ImageForm, image_order
+
+WAYS = {"rows": 16, "rows32": 32}
+"""Values of a schedule's `to_channels_last`, and of how many bytes a pixel's channels are whole multiples: pixels that begin at whole 32 bytes are read faster, from more memory."""
+ROWS, STEP = 8, 64
+"""Rows of weights are whole multiples of so many, as columns of tiles are, and their channels are whole steps: the copy engine takes longer for what lies outside an array."""
+
+
+def window_rows(program: Program, plans: Plans) -> tuple[Program, Plans]:
+    """The program with kernels that copy, and the schedules of its calls."""
+    calls: list[KernelCall] = []
+    schedules: list[Plan] = []
+    scratch = list(program.scratch)
+    copied: dict[tuple[object, ...], Value] = {}
+    """Copies of images, by array and what is copied: several kernels, phases above all, read the same copy until somebody writes the array."""
+    for call, schedule in zip(program.calls, plans, strict=True):
+        written = _written(call)
+        if not isinstance(schedule, Wgmma) or schedule.to_channels_last not in WAYS:
+            calls.append(call)
+            schedules.append(schedule)
+            copied = {key: copy for key, copy in copied.items() if key[0] not in written}
+            continue
+        form = row_form(call.kernel, schedule.to_channels_last)
+        if form is None:
+            raise CompilerBug.at("TW040", f"{call.kernel.name} is no convolution that reads rows of a window as channels", call.kernel.span)
+        names = dict(zip(call.kernel.params, call.args, strict=True))
+        rows, weights = form.image_rows(len(scratch)), form.weight_rows(len(scratch) + 1)
+        key = names[form.memory], form.first, form.order, rows.type
+        ready = None if call.loops else copied.get(key)
+        rows = ready or rows
+        seen = form.overlapping(rows)
+        for array in (weights,) if ready else (rows, weights):
+            assert isinstance(array.type, Tensor)
+            scratch.append(ProgramArray(array.name, array.type, "scratch"))
+        given = names | {array: array.name for array in (rows, weights, seen)}
+        if not ready:
+            calls.append(KernelCall(form.copy_image(rows), (names[form.memory], rows.name), call.loops))
+            schedules.append(None)
+        copied = {one: copy for one, copy in (copied | ({} if call.loops else {key: rows})).items() if one[0] not in written}
+        for kernel in (form.copy_weights(weights), form.convolution(seen, weights)):
+            calls.append(KernelCall(kernel, tuple(given[p] for p in kernel.params), call.loops))
+        schedules += [None, schedule]
+    return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+def _written(call: KernelCall) -> set[str]:
+    """The arrays that a call writes."""
+    names = dict(zip(call.kernel.params, call.args, strict=True))
+    return {names[op.operands[0]] for op in walk(call.kernel.body) if op.opcode in ("store", "atomic", "accumulate") and op.operands[0] in names}
+
+
+def rows_kernel(kernel: Kernel, way: str) -> Kernel:
+    """The convolution as it is once it reads rows of windows."""
+    form = row_form(kernel, way)
+    assert form is not None
+    return form.convolution(form.overlapping(form.image_rows(0)), form.weight_rows(1))
+
+
+def row_form(kernel: Kernel, way: str = "rows") -> RowForm | None:
+    """The convolution that a kernel is, where rows of its windows can be neighbours in memory; else None."""
+    kernel = upwards(kernel)
+    found = find_contraction(kernel)
+    if found is None or found.batch or found.a.dtype is not found.b.dtype or found.a.dtype.itemsize != 2:
+        return None
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
+    images = [(f, order) for f in (found.a, found.b) if (order := image_order(found, f)) is not None]
+    if len(images) != 1:
+        return None
+    ((image, order),) = images
+    weights = found.b if image is found.a else found.a
+    assert image.load is not None
+    if image.load.operands[0] in written or len(found.n if image is found.a else found.m) != 1:
+        return None
+    channel = next(p for p, k in enumerate(found.k) if found.access(image)[order[-1]].is_just(k))
+    form = RowForm(kernel, found, image, weights, order, channel, (order[-2],), WAYS[way])
+    return form if order[-2] in form.foldable and form.is_dense else None
+
+
+@record
+class RowForm(ImageForm):
+    """A convolution whose windows along the last axis of the image are read as channels."""
+
+    whole: int = 16
+    """Bytes of which a pixel's channels are a whole multiple."""
+
+    @property
+    def axis(self) -> int:
+        return self.folded[0]
+
+    @property
+    def first(self) -> Size:
+        """Where windows begin along the axis."""
+        return self.found.access(self.image)[self.axis].constant
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether a window has several places along the axis, and these are neighbours once places that no window reads are left out."""
+        position, taps = self._taps_along(self.axis)
+        return position is not None and taps != ONE and self.gap > 0 and self.step(self.axis) % self.gap == 0
+
+    @property
+    def gap(self) -> int:
+        """How far a window's places lie apart; so do the places that are copied."""
+        position = self._taps_along(self.axis)[0]
+        return 0 if position is None else self.found.access(self.image)[self.axis].factor(self.found.k[position]).constant or 0
+
+    @property
+    def apart(self) -> int:
+        """How many pixels of a copied row windows of neighbouring results lie apart."""
+        return self.step(self.axis) // self.gap
+
+    @property
+    def unit(self) -> Size:
+        """Channels of a pixel, and zeros."""
+        return self._whole(self.channels, self.whole // self.image.dtype.itemsize)
+
+    @property
+    def depth(self) -> Size:
+        return self.unit * self.taps_along(self.axis)
+
+    @property
+    def length(self) -> Size:
+        """Pixels of a row that windows reach."""
+        return (self._places(self.axis) - 1) * self.apart + self.taps_along(self.axis)
+
+    # -- arrays ---------------------------------------------------------------------------------------------------
+
+    def image_rows(self, number: int) -> Value:
+        """The copy of the image."""
+        assert self.image.tensor is not None
+        inside = [self.image.tensor.shape[axis] for axis in self.order[1:-2]]
+        return Value(tensor(self.image.dtype, self.images, *(inside or [ONE]), self.length, self.unit, align=16), f"{self.kernel.name}.rows{number}")
+
+    def overlapping(self, rows: Value) -> Value:
+        """The same as an array of windows' rows."""
+        assert isinstance(rows.type, Tensor)
+        *outside, _, unit = rows.type.shape
+        *strides, _, one = contiguous_strides(rows.type.shape)
+        shape = (*outside, self._places(self.axis), self.depth)
+        return Value(replace(rows.type, shape=shape, strides=(*strides, unit * self.apart, one)), rows.name)
+
+    def weight_rows(self, number: int) -> Value:
+        found = self.found
+        rows = self._whole(found.extents[self.filters], ROWS)
+        taps = product([found.reduce_extents[p] for p in self.taps])
+        return Value(tensor(self.weights.dtype, rows, taps, self._whole(self.depth, STEP), align=16), f"{self.kernel.name}.rows{number}")
+
+    # -- kernels --------------------------------------------------------------------------------------------------
+
+    def copy_image(self, rows: Value) -> Kernel:
+        memory, order = self.memory, self.order
+        assert isinstance(memory.type, Tensor) and isinstance(rows.type, Tensor) and self.image.load is not None
+        source, dtype = memory.type, self.image.dtype
+        flat = rows.type.rank > len(order)
+        first = self.first
+        b = Builder(self.kernel.span)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            at = dict(zip(order, indices, strict=True))
+            at[self.axis] = inner.add(inner.mul(at[self.axis], inner.index(self.gap)), inner.index(first))
+            inside = inner.logical_and(inner.op("ge", at[self.axis], inner.index(0)), inner.op("lt", at[self.axis], inner.index(source.shape[self.axis])))
+            if self.unit != self.channels:
+                inside = inner.logical_and(inside, inner.op("lt", indices[-1], inner.index(self.channels)))
+            element = [at[axis] for axis in range(source.rank)]
+            (value,) = inner.if_(inside, lambda deep: [deep.op("load", memory, *element)], lambda deep: [deep.const(0, dtype)])
+            inner.multi("store", rows, indices[0], *([inner.index(0)] if flat else []), *indices[1:], value)
+            return []
+
+        shape = [*(source.shape[axis] for axis in order[:-2]), *rows.type.shape[-2:]]
+        with b.at(self.image.load.span):
+            b.parallel([b.index(e) for e in shape], body, ["n", *"dhw"[-(len(order) - 2) :], "c"])
+        whole = Kernel(f"{self.kernel.name}.rows", Stage.LOOP, (memory, rows), Block((), tuple(b.ops)), facts=self.kernel.facts, span=self.kernel.span)
+        return collapse(whole)
+
+    def copy_weights(self, weights: Value) -> Kernel:
+        found = self.found
+        assert isinstance(weights.type, Tensor)
+        (rows, _, depth), filters, dtype = weights.type.shape, found.extents[self.filters], self.weights.dtype
+        position = self._taps_along(self.axis)[0]
+        assert position is not None
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            filter_, *taps, number = indices
+            # Channels of a window's row fit 32 bits, where division is cheap.
+            place = inner.cast(inner.op("floordiv", inner.cast(number, u32), inner.cast(inner.index(self.unit), u32)), i64)
+            channel = inner.sub(number, inner.mul(place, inner.index(self.unit)))
+            local = dict(mapping) | {found.indices[self.filters]: filter_, found.k[position]: place, found.k[self.channel]: channel}
+            local |= dict(zip((found.k[p] for p in self.taps), taps, strict=True))
+            inside = [inner.op("lt", channel, inner.index(self.channels))] if self.unit != self.channels else []
+            if depth != self.depth:
+                inside.append(inner.op("lt", number, inner.index(self.depth)))
+            if rows != filters:
+                inside.append(inner.op("lt", filter_, inner.index(filters)))
+            if self.weights.guard is not None:
+                self._clone(inner, [self.weights.guard], local)
+                inside.append(local[self.weights.guard])
+
+            def element(deep: Builder) -> list[Value]:
+                known = dict(local)
+                self._clone(deep, [self.weights.value], known)
+                return [known[self.weights.value]]
+
+            value = inner.if_(self._all(inner, inside), element, lambda deep: [deep.const(0, dtype)])[0] if inside else element(inner)[0]
+            inner.multi("store", weights, filter_, self._tap(inner, local), number, value)
+            return []
+
+        extents = [rows, *(found.reduce_extents[p] for p in self.taps), depth]
+        names = [found.indices[self.filters].name, *(found.k[p].name for p in (*self.taps, self.channel))]
+        with b.at(found.reduction.span):
+            b.parallel([b.index(e) for e in extents], body, names)
+        return self._finished(f"{self.kernel.name}.pack", b, [weights], {})
+
+    def convolution(self, rows: Value, weights: Value) -> Kernel:
+        """The sum over what is left of a window, and over the channels of its rows."""
+        found = self.found
+        region, wide = found.parallel.regions[0], found.accumulator
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        assert isinstance(rows.type, Tensor) and self.image.load is not None
+        flat = rows.type.rank > len(self.order)
+        loads = self.image.load.operands[1:]
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
+
+            def product_of(deep: Builder, inside: dict[Value, Value], channel: Value) -> list[Value]:
+                outside = [loads[axis] for axis in self.order[:-2]]
+                self._clone(deep, outside, inside)
+                batch, *places = (inside[v] for v in outside)
+                place = inside[found.indices[self._pixel(self.axis)]]
+                pixel = deep.op("load", rows, batch, *([deep.index(0)] if flat else []), *places, place, channel)
+                weight = deep.op("load", weights, inside[found.indices[self.filters]], self._tap(deep, inside), channel)
+                pair = (pixel, weight) if self.image is found.a else (weight, pixel)
+                return [deep.mul(*(deep.cast(v, wide) for v in pair))]
+
+            def term(deep: Builder, *values: Value) -> Sequence[Value]:
+                *taps, channel = values
+                inside = dict(local) | dict(zip((found.k[p] for p in self.taps), taps, strict=True))
+                guards = self._kept_tests()
+                if not guards:
+                    return product_of(deep, inside, channel)
+                self._clone(deep, guards, inside)
+                whole = self._all(deep, [inside[guard] for guard in guards])
+                return deep.if_(whole, lambda region: product_of(region, dict(inside), channel), lambda region: [region.const(0, wide)])
+
+            for op in region.ops[:-1]:
+                if op is found.reduction:
+                    extents = [*(inner.index(found.reduce_extents[p]) for p in self.taps), inner.index(self.depth)]
+                    with inner.at(op.span):
+                        results = inner.reduce("add", extents, term, [*(found.k[p].name for p in self.taps), found.k[self.channel].name])
+                    local.update(zip(op.results, results, strict=True))
+                else:
+                    clone_ops(inner, [op], local)
+            return []
+
+        with b.at(found.parallel.span):
+            b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
+        return self._finished(self.kernel.name, b, [rows, weights], {})
+
+    @staticmethod
+    def _all(b: Builder, conditions: Sequence[Value]) -> Value:
+        whole = conditions[0]
+        for condition in conditions[1:]:
+            whole = b.logical_and(whole, condition)
+        return whole

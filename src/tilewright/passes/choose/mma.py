@@ -95,8 +95,8 @@ def attained(schedule: MatrixSchedule, kernel: Kernel, found: Contraction, work:
         # What lies along the sum is turned on its way.
         in_vectors = in_vectors and found.indices[side[-1]] in found.access(image)[-1].values
     reached = by_axes[0] if in_vectors else by_axes[min(axes, len(by_axes)) - 1]
-    if isinstance(schedule, Mma):
-        return reached
+    if isinstance(schedule, Mma) or schedule.inner < 0:
+        return reached  # by warps' instructions, or terms that are brought by their number, whose neighbours lie anywhere
     return reached * costs.strided_fma[min(_stride_along(found, image, side), len(costs.strided_fma)) - 1]
 
 

@@ -25,6 +25,7 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.text import parse_schedule
 
 PAD_WINDOWS = next(number for number, step in enumerate(ORDERS["program"]) if step.run is pipeline.PAD_WINDOWS)
+SHARE_SCATTERS = next(number for number, step in enumerate(ORDERS["tile"]) if step.run is pipeline.SHARE_SCATTERS)
 """Where the pass stands that takes a program, plans and a target."""
 
 ROOT = Path(__file__).parents[3]
@@ -91,7 +92,7 @@ def test_a_failure_in_any_pass_names_the_pass_and_a_file(order: str, number: int
     [
         ("loop", 0, lambda kernel: None, "TypeError: it returns NoneType, not a kernel"),
         ("loop", 0, lambda kernel: replace(kernel, params=()), "TW042"),
-        ("tile", 8, lambda kernel, *rest: replace(kernel, stage=kernel.stage.THREAD), "ValueError: it returns a kernel of stage thread, not tile"),
+        ("tile", SHARE_SCATTERS, lambda kernel, *rest: replace(kernel, stage=kernel.stage.THREAD), "ValueError: it returns a kernel of stage thread, not tile"),
         ("program", PAD_WINDOWS, lambda program, *rest: (None, ()), "TypeError: it returns NoneType, not a program"),
         ("program", PAD_WINDOWS, lambda program, plans, target: (replace(program, outputs=()), plans), "TW042"),
     ],

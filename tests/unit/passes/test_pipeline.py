@@ -25,8 +25,9 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.text import parse_schedule
 
 PAD_WINDOWS = next(number for number, step in enumerate(ORDERS["program"]) if step.run is pipeline.PAD_WINDOWS)
-SHARE_SCATTERS = next(number for number, step in enumerate(ORDERS["tile"]) if step.run is pipeline.SHARE_SCATTERS)
 """Where the pass stands that takes a program, plans and a target."""
+SHARE_SCATTERS = next(number for number, step in enumerate(ORDERS["tile"]) if step.run is pipeline.SHARE_SCATTERS)
+"""Where one stands that takes a kernel of tiles."""
 
 ROOT = Path(__file__).parents[3]
 PLACES = [(order, number, one) for order, steps in ORDERS.items() for number, step in enumerate(steps) for one in step.passes]

@@ -107,4 +107,5 @@ class _Conductor:
         body = rewrite_block(clone_block(kernel.body, mapping), placed, {})
         region = Block((block,), (*body.ops, Op("yield", span=b.span)))
         count, work = size_value(b, product(kernel.grid), indices), size_value(b, elements_per_block(kernel), indices)
-        b.append(Op("run_blocks", (count, work), (), kernel.attrs, (region,), b.span))
+        attrs = {name: value for name, value in kernel.attrs.items() if name != "operations"}  # they are in `work`, and have lengths in them that change from step to step
+        b.append(Op("run_blocks", (count, work), (), MappingProxyType(attrs), (region,), b.span))

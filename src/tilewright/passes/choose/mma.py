@@ -82,7 +82,7 @@ def mma_schedules(
     return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s)) / (attained(s, kernel, found, work, target) or 1.0)))
 
 
-def attained(schedule: MatrixSchedule, kernel: Kernel, found: Contraction, work: TileWork, target: Target) -> float | None:
+def attained(schedule: WarpProduct, kernel: Kernel, found: Contraction, work: TileWork, target: Target) -> float | None:
     """The part of what the model says that products of f32 with images reach, whose places are several indices walked as one; None for all others."""
     axes = max(len(found.m), len(found.n))
     if axes == 1 or work.operand is not f32 or work.precision not in ("3xtf32", "ieee") or "wgmma" not in target.features:

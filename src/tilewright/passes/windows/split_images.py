@@ -85,22 +85,30 @@ def split_images(program: Program, plans: Plans) -> tuple[Program, Plans]:
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
+def image_and_weights(kernel: Kernel, found: Contraction) -> tuple[Factor, Factor, tuple[int, ...], int] | None:
+    """The factor that is an image, which the kernel does not write, the one that is weights, the order of the image's axes, and which summed index is its channel."""
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
+    images = [(f, order) for f in (found.a, found.b) if (order := image_order(found, f)) is not None]
+    if len(images) != 1:
+        return None
+    ((image, order),) = images
+    assert image.load is not None
+    if image.load.operands[0] in written or len(found.n if image is found.a else found.m) != 1:
+        return None
+    channel = next(p for p, k in enumerate(found.k) if found.access(image)[order[-1]].is_just(k))
+    return image, found.b if image is found.a else found.a, order, channel
+
+
 def image_form(kernel: Kernel, found: Contraction | None = None, folded: int = 0) -> ImageForm | None:
     """The convolution of f32 that a kernel is, which may be at hand; None where it is none, or none that can be brought to parts. `folded` has a bit for each axis
     of the image whose places of the window are channels of the parts."""
     found = found or find_contraction(kernel)
     if found is None or found.batch or found.accumulator is not f32 or found.a.dtype is not f32 or found.b.dtype is not f32:
         return None
-    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
-    images = [(f, order) for f in (found.a, found.b) if (order := image_order(found, f)) is not None]
-    if len(images) != 1:
+    parts = image_and_weights(kernel, found)
+    if parts is None:
         return None
-    ((image, order),) = images
-    weights = found.b if image is found.a else found.a
-    assert image.load is not None
-    if image.load.operands[0] in written or len(found.n if image is found.a else found.m) != 1:
-        return None
-    channel = next(p for p, k in enumerate(found.k) if found.access(image)[order[-1]].is_just(k))
+    image, weights, order, channel = parts
     form = ImageForm(kernel, found, image, weights, order, channel)
     if not folded:
         return form

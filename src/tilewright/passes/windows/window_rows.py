@@ -31,7 +31,7 @@ from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.program.to_channels_last import upwards
 from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
-from tilewright.passes.windows.split_images import ImageForm, image_order
+from tilewright.passes.windows.split_images import ImageForm, image_and_weights
 
 WAYS = {"rows": 16, "rows32": 32}
 """Values of a schedule's `to_channels_last`, and of how many bytes a pixel's channels are whole multiples: pixels that begin at whole 32 bytes are read faster, from more memory."""
@@ -95,16 +95,10 @@ def row_form(kernel: Kernel, way: str = "rows") -> RowForm | None:
     found = find_contraction(kernel)
     if found is None or found.batch or found.a.dtype is not found.b.dtype or found.a.dtype.itemsize != 2:
         return None
-    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
-    images = [(f, order) for f in (found.a, found.b) if (order := image_order(found, f)) is not None]
-    if len(images) != 1:
+    parts = image_and_weights(kernel, found)
+    if parts is None:
         return None
-    ((image, order),) = images
-    weights = found.b if image is found.a else found.a
-    assert image.load is not None
-    if image.load.operands[0] in written or len(found.n if image is found.a else found.m) != 1:
-        return None
-    channel = next(p for p, k in enumerate(found.k) if found.access(image)[order[-1]].is_just(k))
+    image, weights, order, channel = parts
     form = RowForm(kernel, found, image, weights, order, channel, (order[-2],), WAYS[way])
     return form if order[-2] in form.foldable and form.is_dense else None
 

@@ -9,6 +9,7 @@ rows, and reads those of the places that it stores:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import reduce
 from typing import Protocol
 
@@ -43,7 +44,7 @@ class TileSides(Protocol):
     def bands(self) -> int: ...
 
 
-class ImageEpilogue(TileLowering):
+class ImageEpilogue(TileLowering, ABC):
     """What is asked of the lowering whose results these are (`epilogue.py`)."""
 
     rows: int
@@ -53,23 +54,29 @@ class ImageEpilogue(TileLowering):
     lane: Value
 
     @property
+    @abstractmethod
     def sides(self) -> TileSides:
-        raise NotImplementedError
+        """The tile of results."""
 
+    @abstractmethod
     def outgoing_buffers(self, b: Builder, size: int) -> None:
-        raise NotImplementedError
+        """Make room in shared memory for results on their way."""
 
+    @abstractmethod
     def buffer_of(self, b: Builder, number: int) -> Value:
-        raise NotImplementedError
+        """Where the piece of this number lies."""
 
+    @abstractmethod
     def meet(self, b: Builder) -> None:
-        raise NotImplementedError
+        """The warps of a group wait for one another."""
 
+    @abstractmethod
     def fill_turned(self, b: Builder, registers: Registers, buffer: Value) -> None:
-        raise NotImplementedError
+        """Write registers to a buffer with rows and columns exchanged."""
 
+    @abstractmethod
     def origin(self, held: Held) -> Value:
-        raise NotImplementedError
+        """Where the tile begins along an index."""
 
 
 class ImageResults:

@@ -67,7 +67,7 @@ def test_few_channels_are_turned(channels: int) -> None:
     check(case, "sm_90a", sizes, kernel)
     large = np.empty((16, channels, 130, 131), bf16.numpy), np.empty((70, channels, 5, 5), bf16.numpy)
     (chosen,) = followed(case.kernel, large)
-    assert (chosen.family, chosen.to_channels_last[:4]) == ("wgmma", "rows")
+    assert (chosen.family, chosen.to_channels_last[:4], chosen.n) == ("wgmma", "rows", 72)
 
 
 def test_views_are_turned() -> None:

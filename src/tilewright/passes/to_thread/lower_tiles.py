@@ -40,11 +40,10 @@ from tilewright.passes.common.registers import (
     shape_of,
 )
 from tilewright.passes.to_thread.masked_vectors import lanes_of
-from tilewright.passes.to_thread.tile_reductions import TileReductions
-from tilewright.passes.to_thread.turned_stores import store_turned
 
 if TYPE_CHECKING:
     from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting
+    from tilewright.passes.to_thread.tile_reductions import TileReductions
     from tilewright.passes.to_thread.warp_scatters import Scattered
 
 MANY = 8
@@ -68,7 +67,6 @@ class TileLowering(ThreadView):
         """Loops around the op at hand."""
         self.window: tuple[range, range] | None = None
         """The registers, along both axes, that are computed now, where a lowering takes some after the others."""
-        self.reductions = TileReductions(self)
         self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
         """Blocks that share a tile."""
         self.meeting = self._meeting() if self.blocks > 1 else None
@@ -76,6 +74,12 @@ class TileLowering(ThreadView):
         """Loads and stores under a condition have no branch: what many of them have in common is computed once."""
         self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
         """Edges cut through vectors that lie at multiples of their size nevertheless."""
+
+    @functools.cached_property
+    def reductions(self) -> TileReductions:
+        from tilewright.passes.to_thread.tile_reductions import TileReductions
+
+        return TileReductions(self)
 
     def _meeting(self) -> ClusterMeeting | None:
         """Where the blocks that share a tile meet."""
@@ -814,8 +818,11 @@ class TileLowering(ThreadView):
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
         registers, aligned, checked = self.registers(b, value, shape), _aligned(op), bool(op.attrs.get("checked"))
-        if mask is None and store_turned(self, b, memory, held, shape, registers):
-            return
+        if mask is None and not self.target.simt and len(shape) == 2:
+            from tilewright.passes.to_thread.turned_stores import store_turned
+
+            if store_turned(self, b, memory, held, shape, registers):
+                return
 
         def everything(inner: Builder) -> list[Value]:
             cells = self.cells(shape)

@@ -22,7 +22,7 @@ from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Block, Kernel, Stage, Value
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, Tensor, tensor
-from tilewright.passes.pipeline import Stages, lower
+from tilewright.passes.routes import Stages, lower
 from tilewright.runtime.cpu import pool as cpu_pool
 from tilewright.runtime.cpu import program as cpu
 

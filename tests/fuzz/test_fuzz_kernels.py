@@ -24,7 +24,7 @@ from tilewright.ir.program import Program
 from tilewright.ir.text import print_kernel
 from tilewright.ir.types import dtype_of
 from tilewright.ir.verify import verify_program
-from tilewright.passes.pipeline import lower
+from tilewright.passes.routes import lower
 
 EXAMPLES = int(os.environ.get("TILEWRIGHT_FUZZ_EXAMPLES", "40"))
 SEED = int(os.environ.get("TILEWRIGHT_FUZZ_SEED", "0"))

@@ -14,7 +14,7 @@ import tilewright as tw
 from tilewright.base.dtypes import bf16
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Block, Kernel, Op, walk
-from tilewright.passes.pipeline import Stages
+from tilewright.passes.routes import Stages
 from tilewright.passes.schedules.loops import Schedule
 
 BF16 = bf16.numpy

@@ -12,7 +12,7 @@ import pytest
 import tilewright as tw
 from assembled import assemble
 from tilewright.ir.nodes import Op, walk
-from tilewright.passes.pipeline import Stages
+from tilewright.passes.routes import Stages
 
 BF16 = ml_dtypes.bfloat16
 N = 4096

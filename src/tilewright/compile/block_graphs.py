@@ -13,7 +13,7 @@ from types import MappingProxyType
 from tilewright.base.dtypes import DType
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.passes.choose.hints import check_kind
-from tilewright.passes.pipeline import from_block, fuse_kernels, join_blocks, prepare
+from tilewright.passes.routes import from_block, fuse_kernels, join_blocks, prepare
 from tilewright.passes.runner import Trace
 from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.check.kernel import check_kernel

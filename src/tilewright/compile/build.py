@@ -45,7 +45,7 @@ def legal_program(program: Program, target: Target) -> Program:
     """The program without what a portable GPU lacks; as it is for others."""
     if not target.simt or (target.vectors and target.wide_ints and target.atomic_floats and target.has_warps):
         return program
-    from tilewright.passes.pipeline import legalise
+    from tilewright.passes.routes import legalise
     from tilewright.passes.runner import Trace
 
     return legalise(program, target, Trace())

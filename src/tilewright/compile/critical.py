@@ -56,7 +56,7 @@ def describe_critical(built: BuiltCritical, program: Program) -> CriticalText:
 
 def lower_built(built: BuiltCritical, target: Target) -> Program:
     """The thread stage as code generators take it."""
-    from tilewright.passes.pipeline import lower_critical
+    from tilewright.passes.routes import lower_critical
     from tilewright.passes.runner import Trace
 
     return lower_critical(built.program, target, Trace())

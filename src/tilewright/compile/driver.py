@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tilewright.ir.program import Program
     from tilewright.passes.choose.fates import Fate
     from tilewright.passes.common.fusion_report import FusionReport
-    from tilewright.passes.pipeline import Stages
+    from tilewright.passes.routes import Stages
     from tilewright.passes.runner import Trace
     from tilewright.passes.schedules.loop_words import LoopNumbers
     from tilewright.passes.schedules.matrix import MatrixSchedule
@@ -222,7 +222,7 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
 
 
 def _front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Program]:
-    from tilewright.passes.pipeline import from_tree
+    from tilewright.passes.routes import from_tree
     from tilewright.passes.runner import Trace
 
     if isinstance(function, BlockGraph):
@@ -435,7 +435,7 @@ class PreparedKernel:
     """A kernel after the passes that do not depend on sizes."""
 
     def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None) -> None:
-        from tilewright.passes.pipeline import check_accesses, fuse_kernels, prepare, specialise
+        from tilewright.passes.routes import check_accesses, fuse_kernels, prepare, specialise
         from tilewright.passes.runner import Trace
 
         target = _with_loop_numbers(at_level(function, target), signature.schedule)
@@ -466,7 +466,7 @@ class PreparedKernel:
         """The same kernel with these sizes as part of its code; itself where there are none."""
         if not sizes:
             return self
-        from tilewright.passes.pipeline import prepare, specialise
+        from tilewright.passes.routes import prepare, specialise
 
         own = copy(self)
         own.trace = self.trace.copied()
@@ -484,7 +484,7 @@ class PreparedKernel:
 
     def plan(self, signature: Signature) -> Plans:
         """The schedule of each contraction of the program for the call's own sizes."""
-        from tilewright.passes.pipeline import plan_calls
+        from tilewright.passes.routes import plan_calls
 
         extents = _by_name(self.program, signature.extents or signature.hints)
         metadata = self.typed.metadata
@@ -590,7 +590,7 @@ class PreparedKernel:
         from tilewright.passes.choose.code_limits import with_limits
         from tilewright.passes.choose.fates import check_strict, fates
         from tilewright.passes.common.code_level import with_level
-        from tilewright.passes.pipeline import arrange_launches, lower_planned, merge_launches, merge_steps
+        from tilewright.passes.routes import arrange_launches, lower_planned, merge_launches, merge_steps
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
         metadata = self.typed.metadata
@@ -733,7 +733,7 @@ class FinalKernel:
         is_sized: bool = False,
     ) -> None:  # fmt: skip
         from tilewright.analysis.alias import alias_safe
-        from tilewright.passes.pipeline import share_memory
+        from tilewright.passes.routes import share_memory
 
         self.prepared, self.signature, self.plan = prepared, signature, plan
         self.key, self.also = keys

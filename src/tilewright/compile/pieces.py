@@ -23,7 +23,7 @@ from tilewright.compile.store import STORE
 from tilewright.ir.nodes import walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
 from tilewright.passes.common.fusion_report import FusionReport
-from tilewright.passes.pipeline import fuse_kernels, prepare, specialise
+from tilewright.passes.routes import fuse_kernels, prepare, specialise
 from tilewright.passes.runner import Trace
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import TypedKernel

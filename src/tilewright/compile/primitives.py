@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def finished_program(program: Program, target: Target) -> Program:
     """The program as code generators and the emulator take it: functions and conversions are arithmetic."""
-    from tilewright.passes.pipeline import lower_primitive
+    from tilewright.passes.routes import lower_primitive
     from tilewright.passes.runner import Trace
 
     return lower_primitive(program, target, Trace())

@@ -37,7 +37,7 @@ def _check(program: Program) -> None:
 
 
 def _lowered(program: Program, target: Target) -> Program:
-    from tilewright.passes.pipeline import lower_explicit
+    from tilewright.passes.routes import lower_explicit
     from tilewright.passes.runner import Trace
 
     return lower_explicit(program, target, Trace())
@@ -46,7 +46,7 @@ def _lowered(program: Program, target: Target) -> Program:
 def addressed(program: Program, target: Target) -> Program:
     """The last steps before code: how addresses and indices are computed on a GPU, and the marks of an optimisation level."""
     from tilewright.passes.common.code_level import with_level
-    from tilewright.passes.pipeline import address_explicit
+    from tilewright.passes.routes import address_explicit
     from tilewright.passes.runner import Trace
 
     return with_level(address_explicit(program, target, Trace()), levelled(program, target))

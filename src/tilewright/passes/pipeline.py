@@ -1,11 +1,8 @@
 """The table of contents of the compiler: every pass, and every order in which passes run.
 
-In: a typed tree, a graph of blocks, or a program that an explicit kernel or a primitive built. Out: a program of thread-stage kernels, which a
-code generator takes.
-
 A `Pass` says what it takes, what it returns and what it does. A `Step` puts it into an order and says why it stands there. `ORDERS` holds all
-orders. `TO_TILE` and `TO_THREAD` say which lowering a schedule and a target choose. `runner.py` runs all of them. The tables in
-ARCHITECTURE.md are written from here (`tools/pass_table.py`).
+orders. `TO_TILE` and `TO_THREAD` say which lowering a schedule and a target choose. `routes.py` takes programs through the orders, and `runner.py`
+runs each. The tables in ARCHITECTURE.md are written from here (`tools/pass_table.py`).
 """
 
 from __future__ import annotations
@@ -14,161 +11,25 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from tilewright.base.record import record
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.nodes import walk
 from tilewright.ir.ops import OPS
-from tilewright.ir.program import Program
 from tilewright.ir.specialise import with_sizes
-from tilewright.ir.verify import verify_program
-from tilewright.passes.common.fusion_report import FusionReport
 from tilewright.passes.runner import (
     ANY,
     LateFunction,
     Pass,
-    PassContext,
     Selection,
     Step,
-    Trace,
     When,
     late,
-    run_on_program,
-    run_order,
 )
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
-from tilewright.passes.schedules.plans import Plan, Plans
-from tilewright.tree.block_graph import BlockGraph
-from tilewright.tree.metadata import KernelMetadata
-from tilewright.tree.typed import TypedKernel
-
-if TYPE_CHECKING:
-    from tilewright.passes.late.bounds_checks import Site
-
-# -- where the passes are ---------------------------------------------------------------------------------------------
-
-choose_schedules = late("choose.plan", "choose_schedules")
-plan_contractions = late("choose.plan", "plan_contractions")
-simplify = late("common.simplify", "simplify")
-link_parts = late("from_tree.link_blocks", "link_parts")
-lower_kernel = late("from_tree.lower_tree", "lower_kernel")
-check_bounds = late("late.bounds_checks", "check_bounds")
-divide_by_reciprocal = late("late.divide_by_reciprocal", "divide_by_reciprocal")
-early_loads = late("late.early_loads", "early_loads")
-exact_functions = late("late.exact_functions", "exact_functions")
-expand_casts = late("late.expand_casts", "expand_casts")
-expand_math = late("late.expand_math", "expand_math")
-expand_random = late("late.expand_random", "expand_random")
-fetch_results = late("late.fetch_results", "fetch_results")
-fetch_rows = late("late.fetch_rows", "fetch_rows")
-flat_accesses = late("late.flat_accesses", "flat_accesses")
-indices_to_i32 = late("late.indices_to_i32", "indices_to_i32")
-interleave = late("late.interleave", "interleave")
-merge_loads = late("late.merge_loads", "merge_loads")
-merge_stores = late("late.merge_stores", "merge_stores")
-minmax_before_widening = late("late.minmax_before_widening", "minmax_before_widening")
-block_prologues = late("launches.block_prologues", "block_prologues")
-launch_early = late("launches.launch_early", "launch_early")
-launch_together = late("launches.launch_together", "launch_together")
-prefetch_early = late("launches.prefetch_early", "prefetch_early")
-read_ahead = late("launches.read_ahead", "read_ahead")
-clip_windows = late("loop.clip_windows", "clip_windows")
-collapse = late("loop.collapse", "collapse")
-drop_single = late("loop.drop_single", "drop_single")
-empty_rows = late("loop.empty_rows", "empty_rows")
-fuse_multiply_add = late("loop.fuse_multiply_add", "fuse_multiply_add")
-hoist = late("loop.hoist", "hoist")
-mark_low_precision = late("loop.mark_low_precision", "mark_low_precision")
-one_pass_variance = late("loop.one_pass_variance", "one_pass_variance")
-recover_reductions = late("loop.recover_reductions", "recover_reductions")
-shifted_variance = late("loop.shifted_variance", "shifted_variance")
-split_axes = late("loop.split_axes", "split_axes")
-stabilise = late("loop.stabilise", "stabilise")
-untile = late("loop.untile", "untile")
-version_records = late("loop.version_records", "version_records")
-choose_values = late("ordered.choose_values", "choose_values")
-ordered_kernels = late("ordered.ordered_kernels", "ordered_kernels")
-short_remainders = late("ordered.short_remainders", "short_remainders")
-time_tiles = late("ordered.time_tiles", "time_tiles")
-dot_products = late("packed.dot_products", "dot_products")
-expand_dots = late("packed.expand_dots", "expand_dots")
-split_blocks = late("packed.split_blocks", "split_blocks")
-stage_units = late("packed.stage_units", "stage_units")
-packed_units = late("packed.units", "packed_units")
-unpack_blocks = late("packed.unpack_blocks", "unpack_blocks")
-unpack_weights = late("packed.unpack_weights", "unpack_weights")
-count_turns = late("portable.count_turns", "count_turns")
-expand_atomics = late("portable.expand_atomics", "expand_atomics")
-narrow_indices = late("portable.narrow_indices", "narrow_indices")
-short_numbers = late("portable.short_numbers", "short_numbers")
-split_registers = late("portable.split_registers", "split_registers")
-stage_attention = late("portable.stage_attention", "stage_attention")
-warps_to_shared = late("portable.warps_to_shared", "warps_to_shared")
-drop_empty = late("program.drop_empty", "drop_empty")
-fission_products = late("program.fission_products", "fission_products")
-fuse = late("program.fuse", "fuse")
-fuse_horizontally = late("program.fuse_horizontally", "fuse_horizontally")
-guard_checks = late("program.guard_checks", "guard_checks")
-pad_windows = late("program.pad_windows", "pad_windows")
-persistent_kernel = late("program.persistent_kernel", "persistent_kernel")
-repack = late("program.repack", "repack")
-reuse_buffers = late("program.reuse_buffers", "reuse_buffers")
-row_maps = late("program.row_maps", "row_maps")
-row_prologues = late("program.row_prologues", "row_prologues")
-split_attention = late("program.split_attention", "split_attention")
-split_reductions = late("program.split_reductions", "split_reductions")
-split_scans = late("program.split_scans", "split_scans")
-split_scatters = late("program.split_scatters", "split_scatters")
-stream_k = late("program.stream_k", "stream_k")
-add_counters = late("program.tile_counters", "add_counters")
-to_channels_last = late("program.to_channels_last", "to_channels_last")
-window_rows = late("windows.window_rows", "window_rows")
-watch_indices = late("program.watch_indices", "watch_indices")
-widen_operands = late("program.widen_operands", "widen_operands")
-cut_rows = late("rows.cut_rows", "cut_rows")
-flatten_rows = late("rows.flatten_rows", "flatten_rows")
-separate_columns = late("rows.separate_windows", "separate_columns")
-separate_windows = late("rows.separate_windows", "separate_windows")
-simt_to_simd = late("simt_to_simd.lower_threads", "simt_to_simd")
-split_vectors = late("simt_to_simd.split_vectors", "split_vectors")
-split_terms = late("terms.split_terms", "split_terms")
-assign_layouts = late("to_thread.assign_layouts", "assign_layouts")
-lower_mma_attention = late("to_thread.attention.lower_mma_attention", "lower_mma_attention")
-lower_wgmma_attention = late("to_thread.attention.lower_wgmma_attention", "lower_wgmma_attention")
-lower_tiles = late("to_thread.lower_tiles", "lower_tiles")
-lower_turned = late("to_thread.lower_turned", "lower_turned")
-lower_windows = late("to_thread.lower_windows", "lower_windows")
-lower_mma = late("to_thread.mma.lower_mma", "lower_mma")
-lower_row_dots = late("to_thread.row_matrix", "lower_row_dots")
-lower_wgmma = late("to_thread.wgmma.lower_wgmma", "lower_wgmma")
-window_sums = late("to_thread.window_sums", "window_sums")
-check_indices = late("to_tile.check_indices", "check_indices")
-count_operations = late("to_tile.count_operations", "count_operations")
-fuse_loops = late("to_tile.fuse_loops", "fuse_loops")
-lower_attention = late("to_tile.lower_attention", "lower_attention")
-lower_attention_cpu = late("to_tile.lower_attention_cpu", "lower_attention_cpu")
-lower_contraction = late("to_tile.lower_contraction", "lower_contraction")
-lower_contraction_amx = late("to_tile.lower_contraction_amx", "lower_contraction_amx")
-lower_contraction_cpu = late("to_tile.lower_contraction_cpu", "lower_contraction_cpu")
-lower_gemv = late("to_tile.lower_gemv", "lower_gemv")
-lower_loops = late("to_tile.lower_loops", "lower_loops")
-lower_packed_rows = late("to_tile.lower_packed_rows", "lower_packed_rows")
-lower_products_cpu = late("to_tile.lower_products_cpu", "lower_products_cpu")
-share_scatters = late("to_tile.share_scatters", "share_scatters")
-lower_symmetric_cpu = late("triangles.lower_symmetric_cpu", "lower_symmetric_cpu")
-square_results = late("triangles.square_results", "square_results")
-gather_phases = late("windows.gather_phases", "gather_phases")
-join_phases = late("windows.join_phases", "join_phases")
-part_phases = late("windows.join_phases", "part_phases")
-join_guards = late("windows.join_guards", "join_guards")
-multiply_taps = late("windows.multiply_taps", "multiply_taps")
-place_taps = late("windows.place_taps", "place_taps")
-split_images = late("windows.split_images", "split_images")
-split_phases = late("windows.split_phases", "split_phases")
-square_triangles = late("windows.square_triangles", "square_triangles")
+from tilewright.passes.schedules.matrix import GpuProduct
+from tilewright.passes.schedules.plans import Plan
 
 # -- the passes -------------------------------------------------------------------------------------------------------
 
@@ -180,51 +41,51 @@ _FUNCTIONS = sorted(name for name, row in OPS.items() if row.group == "function"
 _FUNCTIONS += ["copysign", "floordiv", "fmod", "frexp_exponent", "frexp_fraction", "mod", "nextafter", "scale_by_power"]
 
 LOWER_TREE = Pass(
-    "lower_tree", "tree", "program", lower_kernel,
+    "lower_tree", "tree", "program", late("from_tree.lower_tree", "lower_kernel"),
     "One kernel for each top-level nest; accumulations become `reduce`.",
 )  # fmt: skip
 LINK_BLOCKS = Pass(
-    "link_blocks", "blocks", "program", link_parts,
+    "link_blocks", "blocks", "program", late("from_tree.link_blocks", "link_parts"),
     "The programs of several blocks become one; views between blocks become indices.", takes=("programs",),
 )  # fmt: skip
 GUARD_CHECKS = Pass(
-    "guard_checks", "program", "program", guard_checks,
+    "guard_checks", "program", "program", late("program.guard_checks", "guard_checks"),
     "Loads under a condition that speaks of other indices get a check that their loops fit their arrays.",
 )  # fmt: skip
 UNPACK_BLOCKS = Pass(
-    "unpack_blocks", "program", "program", unpack_blocks,
+    "unpack_blocks", "program", "program", late("packed.unpack_blocks", "unpack_blocks"),
     "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.", takes=("metadata",),
 )  # fmt: skip
 EXPAND_DOTS = Pass(
-    "expand_dots", "thread", "thread", expand_dots,
+    "expand_dots", "thread", "thread", late("packed.expand_dots", "expand_dots"),
     "CPU: rows of packed weights times rounded activations become dot products of bytes.", takes=TARGET, needs="packed_dots",
 )  # fmt: skip
 DOT_PRODUCTS = Pass(
-    "dot_products", "thread", "thread", dot_products,
+    "dot_products", "thread", "thread", late("packed.dot_products", "dot_products"),
     "Arm CPU: sums of products of bytes become dot products, whose lanes are added up as late as can be.", takes=TARGET,
 )  # fmt: skip
 SPLIT_BLOCKS = Pass(
-    "split_blocks", "loop", "loop", split_blocks,
+    "split_blocks", "loop", "loop", late("packed.split_blocks", "split_blocks"),
     "CPU: loops over rows of packed blocks become loops over blocks and places in them.", needs="mod",
 )  # fmt: skip
 SIMPLIFY = Pass(
-    "simplify", ANY, ANY, simplify,
+    "simplify", ANY, ANY, late("common.simplify", "simplify"),
     "Folds constants, shares equal ops, drops comparisons that ranges prove.",
 )  # fmt: skip
 UNTILE = Pass(
-    "untile", "loop", "loop", untile,
+    "untile", "loop", "loop", late("loop.untile", "untile"),
     "Undoes the tiles of the source: the index of a tile and the index inside it become one.",
 )  # fmt: skip
 HOIST = Pass(
-    "hoist", "loop", "loop", hoist,
+    "hoist", "loop", "loop", late("loop.hoist", "hoist"),
     "Moves reductions out of loops that do not change them; equal ones become one.", needs="reduce",
 )  # fmt: skip
 RECOVER_REDUCTIONS = Pass(
-    "recover_reductions", "loop", "loop", recover_reductions,
+    "recover_reductions", "loop", "loop", late("loop.recover_reductions", "recover_reductions"),
     "A loop that carries running maxima, and sums scaled by them, becomes the reductions that it computes.", needs="for",
 )  # fmt: skip
 FUSE = Pass(
-    "fuse", "program", "program", fuse,
+    "fuse", "program", "program", late("program.fuse", "fuse"),
     "Kernels that hand on an array become one: as an epilogue, as a prologue, or row by row. What stays apart gets a reason (`inspect --fusion`).",
     gives="fusion",
 )  # fmt: skip
@@ -233,455 +94,455 @@ SPECIALISE = Pass(
     "Small sizes become constants: those of a convolution's window, or of one row of attention.", takes=("sizes",),
 )  # fmt: skip
 JOIN_GUARDS = Pass(
-    "join_guards", "loop", "loop", join_guards,
+    "join_guards", "loop", "loop", late("windows.join_guards", "join_guards"),
     "Sums of sums under conditions become one sum under one condition, whose tests are bounds of the indices of loads.", needs="reduce",
 )  # fmt: skip
 SQUARE_TRIANGLES = Pass(
-    "square_triangles", "program", "program", square_triangles,
+    "square_triangles", "program", "program", late("windows.square_triangles", "square_triangles"),
     "Products of which a triangle counts become contractions that skip tiles outside of it; results that are no number are added up again, term by term.", needs="reduce",
 )  # fmt: skip
 SQUARE_RESULTS = Pass(
-    "square_results", "program", "program", square_results,
+    "square_results", "program", "program", late("triangles.square_results", "square_results"),
     "Products of which some results are wanted, a triangle or what a condition stores, are computed whole to scratch; the rest of the kernel takes what counts.", needs="reduce",
 )  # fmt: skip
 MULTIPLY_TAPS = Pass(
-    "multiply_taps", "program", "program", multiply_taps,
+    "multiply_taps", "program", "program", late("windows.multiply_taps", "multiply_taps"),
     "CPU: sums whose terms count only where `p % s == 0` become one product for all taps, and a sum of its results, where that takes less time than phases.", takes=("target", "sizes"), needs="reduce",
 )  # fmt: skip
 PLACE_TAPS = Pass(
-    "place_taps", "program", "program", place_taps,
+    "place_taps", "program", "program", late("windows.place_taps", "place_taps"),
     "GPU: the same sums, where no result has terms of two taps, become one product for all taps, and a kernel that puts its results in their places.", takes=("target", "sizes"), needs="reduce",
 )  # fmt: skip
 SPLIT_PHASES = Pass(
-    "split_phases", "program", "program", split_phases,
+    "split_phases", "program", "program", late("windows.split_phases", "split_phases"),
     "Sums whose terms count only where `p % s == 0` become one kernel for each rest of the results' index, with the terms that count and `p // s` affine.", needs="reduce",
 )  # fmt: skip
 EMPTY_ROWS = Pass(
-    "empty_rows", "loop", "loop", empty_rows,
+    "empty_rows", "loop", "loop", late("loop.empty_rows", "empty_rows"),
     "Rows of a softmax-weighted sum that a mask leaves without terms are zero.", needs="reduce",
 )  # fmt: skip
 SPLIT_AXES = Pass(
-    "split_axes", "loop", "loop", split_axes,
+    "split_axes", "loop", "loop", late("loop.split_axes", "split_axes"),
     "An axis that loops walk in blocks becomes two, such as the heads that lie side by side in a row.",
 )  # fmt: skip
 DROP_SINGLE = Pass(
-    "drop_single", "loop", "loop", drop_single,
+    "drop_single", "loop", "loop", late("loop.drop_single", "drop_single"),
     "CPU: a nest of two loops of which one has a single turn becomes one loop: a product with one row is a matrix times a vector.",
 )  # fmt: skip
 COLLAPSE = Pass(
-    "collapse", "loop", "loop", collapse,
+    "collapse", "loop", "loop", late("loop.collapse", "collapse"),
     "Neighbouring loops that walk memory as one loop would become one loop.",
 )  # fmt: skip
 SHIFTED_VARIANCE = Pass(
-    "shifted_variance", "loop", "loop", shifted_variance,
+    "shifted_variance", "loop", "loop", late("loop.shifted_variance", "shifted_variance"),
     "A variance written as a difference of two means is computed about the mean.", needs="reduce",
 )  # fmt: skip
 STABILISE = Pass(
-    "stabilise", "loop", "loop", stabilise,
+    "stabilise", "loop", "loop", late("loop.stabilise", "stabilise"),
     "Picks forms that lose fewer bits: `1 + tanh(u)` as a sigmoid, `k(x + cx³)` as `x(k + kcx²)`.", needs="tanh",
 )  # fmt: skip
 FUSE_MULTIPLY_ADD = Pass(
-    "fuse_multiply_add", ANY, ANY, fuse_multiply_add,
+    "fuse_multiply_add", ANY, ANY, late("loop.fuse_multiply_add", "fuse_multiply_add"),
     "A product and the sum that uses it become `fma`.",
 )  # fmt: skip
 MARK_LOW_PRECISION = Pass(
-    "mark_low_precision", "loop", "loop", mark_low_precision,
+    "mark_low_precision", "loop", "loop", late("loop.mark_low_precision", "mark_low_precision"),
     "Marks functions of whose results only few bits count.", needs="exp exp2 sigmoid div",
 )  # fmt: skip
 DROP_EMPTY = Pass(
-    "drop_empty", "program", "program", drop_empty, "Kernels that write nothing, since no condition of theirs can hold, are dropped.",
+    "drop_empty", "program", "program", late("program.drop_empty", "drop_empty"), "Kernels that write nothing, since no condition of theirs can hold, are dropped.",
 )  # fmt: skip
 STAGE_ATTENTION = Pass(
-    "stage_attention", "program", "program", stage_attention,
+    "stage_attention", "program", "program", late("portable.stage_attention", "stage_attention"),
     "GPUs: attention that no kernel of its own computes becomes three, scores, weights and weighted values, with scratch arrays between them.", takes=("target", "sizes"), gpu=True, needs="reduce",
 )  # fmt: skip
 FISSION_PRODUCTS = Pass(
-    "fission_products", "program", "program", fission_products,
+    "fission_products", "program", "program", late("program.fission_products", "fission_products"),
     "A nest with several products of different rows (`x @ w + h @ u`) becomes one kernel for each; they hand on their sums.", needs="reduce",
 )  # fmt: skip
 PLAN = Pass(
-    "plan", "program", "plans", plan_contractions,
+    "plan", "program", "plans", late("choose.plan", "plan_contractions"),
     "Picks schedules of contractions, attention and rows for the sizes of the call (`passes/choose/plan.py`); rewrites nothing.",
     takes=("target", "sizes", "given", "metadata"), gives="plans", needs="reduce for",
 )  # fmt: skip
 FUSE_HORIZONTALLY = Pass(
-    "fuse_horizontally", "program", "program", fuse_horizontally,
+    "fuse_horizontally", "program", "program", late("program.fuse_horizontally", "fuse_horizontally"),
     "Products of the same rows (gate and up; queries, keys and values) become one kernel where their plans say `beside`.",
     takes=PLANNED, gives="plans", needs="reduce",
 )  # fmt: skip
 ROW_PROLOGUES = Pass(
-    "row_prologues", "program", "program", row_prologues,
+    "row_prologues", "program", "program", late("program.row_prologues", "row_prologues"),
     "Norms of rows that only products with few rows read are computed in these, by every block again.",
     takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 ROW_MAPS = Pass(
-    "row_maps", "program", "program", row_maps,
+    "row_maps", "program", "program", late("program.row_maps", "row_maps"),
     "GPU: norms of few rows that only maps read (rotary positions) are computed by these, a row at a time.",
     takes=("plans", "target", "hints"), gives="plans", needs="reduce",
 )  # fmt: skip
 CLIP_WINDOWS = Pass(
-    "clip_windows", "loop", "loop", clip_windows,
+    "clip_windows", "loop", "loop", late("loop.clip_windows", "clip_windows"),
     "CPU: sums over a window end where what they read ends, if that is the same for a whole vector.", takes=TARGET, needs="reduce",
 )  # fmt: skip
 PAD_WINDOWS = Pass(
-    "pad_windows", "program", "program", pad_windows,
+    "pad_windows", "program", "program", late("program.pad_windows", "pad_windows"),
     "CPU: inputs read through a window get a frame of zeros, so that no guard is left.",
     takes=("plans", "target"), gives="plans", needs="reduce",
 )  # fmt: skip
 TO_CHANNELS_LAST = Pass(
-    "to_channels_last", "program", "program", to_channels_last,
+    "to_channels_last", "program", "program", late("program.to_channels_last", "to_channels_last"),
     "Images with channels first are copied to channels last, which the copy engine reads as pixels; results are copied back.",
     takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 WINDOW_ROWS = Pass(
-    "window_rows", "program", "program", window_rows,
+    "window_rows", "program", "program", late("windows.window_rows", "window_rows"),
     "Convolutions of few channels whose schedule says so read copies of images in which a row of a window is neighbours in memory, and count all of it as channels.",
     takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 GATHER_PHASES = Pass(
-    "gather_phases", "program", "program", gather_phases,
+    "gather_phases", "program", "program", late("windows.gather_phases", "gather_phases"),
     "Phases of a transposed convolution whose schedules say so write their results side by side to scratch; one kernel puts all of them in their places.",
     takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 JOIN_PHASES = Pass(
-    "join_phases", "program", "program", join_phases,
+    "join_phases", "program", "program", late("windows.join_phases", "join_phases"),
     "CPU: phases of a sum that are the same but for numbers become calls of one kernel, whose numbers are sizes.", takes=("plans", "target"), gives="phases", needs="plans",
 )  # fmt: skip
 PART_PHASES = Pass(
-    "part_phases", "program", "program", part_phases,
+    "part_phases", "program", "program", late("windows.join_phases", "part_phases"),
     "CPU: phases that were joined are kernels again, each with its numbers.", takes=("phases",),
 )  # fmt: skip
 SPLIT_IMAGES = Pass(
-    "split_images", "program", "program", split_images,
+    "split_images", "program", "program", late("windows.split_images", "split_images"),
     "Convolutions of f32 whose schedule says so read copies of their factors as parts of tf32, images with channels last, and sum up products of parts.",
     takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 REPACK = Pass(
-    "repack", "program", "program", repack,
+    "repack", "program", "program", late("program.repack", "repack"),
     "Operands that the copy engine cannot read are packed into ones that it can.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 WIDEN_OPERANDS = Pass(
-    "widen_operands", "program", "program", widen_operands,
+    "widen_operands", "program", "program", late("program.widen_operands", "widen_operands"),
     "8-bit operands of attention are copied to 16-bit ones.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 SPLIT_ATTENTION = Pass(
-    "split_attention", "program", "program", split_attention,
+    "split_attention", "program", "program", late("program.split_attention", "split_attention"),
     "Attention of few queries over many keys becomes two kernels where its schedule says so: parts of the keys, and the sum of the parts.",
     takes=("plans", "target", "hints"), gives="plans", needs="reduce",
 )  # fmt: skip
 FLATTEN_ROWS = Pass(
-    "flatten_rows", "loop", "loop", flatten_rows,
+    "flatten_rows", "loop", "loop", late("rows.flatten_rows", "flatten_rows"),
     "GPU: rows of several axes, one after another in memory, become rows of one; what depends on one of the axes is found by division.",
 )  # fmt: skip
 CUT_ROWS = Pass(
-    "cut_rows", "program", "program", cut_rows,
+    "cut_rows", "program", "program", late("rows.cut_rows", "cut_rows"),
     "Sums over several axes, and long rows that are walked several times, become kernels for stretches of them, one that combines these, and one with a point for each element; on CPUs, sums beside one another.",
     takes=("plans", "target", "hints", "metadata"), gives="plans", needs="reduce",
 )  # fmt: skip
 SEPARATE_WINDOWS = Pass(
-    "separate_windows", "program", "program", separate_windows,
+    "separate_windows", "program", "program", late("rows.separate_windows", "separate_windows"),
     "GPU: windows of several axes with many terms are reduced along one axis after the other.", takes=("plans", "target"), gives="plans", needs="reduce",
 )  # fmt: skip
 SEPARATE_COLUMNS = Pass(
-    "separate_columns", "program", "program", separate_columns,
+    "separate_columns", "program", "program", late("rows.separate_windows", "separate_columns"),
     "CPU: windows of several axes with many terms are reduced along one axis after the other, down the columns first.", takes=("plans", "target"), gives="plans", needs="reduce",
 )  # fmt: skip
 SPLIT_REDUCTIONS = Pass(
-    "split_reductions", "program", "program", split_reductions,
+    "split_reductions", "program", "program", late("program.split_reductions", "split_reductions"),
     "A long reduction with few results becomes two kernels; so does a contraction whose schedule says so (split-K).",
     takes=("plans", "target", "hints"), gives="plans", needs="reduce",
 )  # fmt: skip
 SPLIT_SCATTERS = Pass(
-    "split_scatters", "program", "program", split_scatters,
+    "split_scatters", "program", "program", late("program.split_scatters", "split_scatters"),
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans", needs="accumulate",
 )  # fmt: skip
 READ_AHEAD = Pass(
-    "read_ahead", "program", "program", read_ahead,
+    "read_ahead", "program", "program", late("launches.read_ahead", "read_ahead"),
     "Products with few rows carry what they read of their weights, and read the next step's before they compute.",
     takes=("target", "hints"),
 )  # fmt: skip
 LAUNCH_TOGETHER = Pass(
-    "launch_together", "program", "program", launch_together,
+    "launch_together", "program", "program", late("launches.launch_together", "launch_together"),
     "GPU: short kernels that need nothing of each other are one launch, each with blocks of its own.",
     takes=("target", "sizes"),
 )  # fmt: skip
 BLOCK_PROLOGUES = Pass(
-    "block_prologues", "program", "program", block_prologues,
+    "block_prologues", "program", "program", late("launches.block_prologues", "block_prologues"),
     "GPU: few rows that a short product reads are computed by each of its blocks, in shared memory.",
     takes=("target", "sizes"),
 )  # fmt: skip
 LAUNCH_EARLY = Pass(
-    "launch_early", "program", "program", launch_early,
+    "launch_early", "program", "program", late("launches.launch_early", "launch_early"),
     "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
     takes=("target", "hints"),
 )  # fmt: skip
 PREFETCH_EARLY = Pass(
-    "prefetch_early", "program", "program", prefetch_early,
+    "prefetch_early", "program", "program", late("launches.prefetch_early", "prefetch_early"),
     "Kernels that start early fetch arrays that no kernel of the program writes into the second-level cache while they wait.",
     takes=("target", "hints"),
 )  # fmt: skip
 SPLIT_SCANS = Pass(
-    "split_scans", "program", "program", split_scans,
+    "split_scans", "program", "program", late("program.split_scans", "split_scans"),
     "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
     takes=("plans", "target", "hints"), gives="plans", needs="for",
 )  # fmt: skip
 VERSION_RECORDS = Pass(
-    "version_records", "program", "program", version_records,
+    "version_records", "program", "program", late("loop.version_records", "version_records"),
     "CPU: kernels that walk the last axis of arrays by constants (`x[i, 0]`, `x[i, 1]`) get a version for arrays that end there.", takes=("plans", "target"), gives="plans",
 )  # fmt: skip
 STREAM_K = Pass(
-    "stream_k", "program", "program", stream_k,
+    "stream_k", "program", "program", late("program.stream_k", "stream_k"),
     "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans", needs="plans",
 )  # fmt: skip
 ADD_COUNTERS = Pass(
-    "add_counters", "program", "program", add_counters,
+    "add_counters", "program", "program", late("program.tile_counters", "add_counters"),
     "A kernel whose blocks fetch their next tile gets the counter that they fetch it from.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 ONE_PASS_VARIANCE = Pass(
-    "one_pass_variance", "loop", "loop", one_pass_variance,
+    "one_pass_variance", "loop", "loop", late("loop.one_pass_variance", "one_pass_variance"),
     "A sum, and the squared distances of its terms from their mean, become one pass over long rows.", takes=TARGET, needs="reduce",
 )  # fmt: skip
 CHOOSE = Pass(
-    "choose", "program", "plans", choose_schedules,
+    "choose", "program", "plans", late("choose.plan", "choose_schedules"),
     "Picks tile shape, vector width and warps for each kernel without a plan (`passes/choose/loops.py`); rewrites nothing.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
 )  # fmt: skip
 LOWER_LOOPS = Pass(
-    "lower_loops", "loop", "tile", lower_loops,
+    "lower_loops", "loop", "tile", late("to_tile.lower_loops", "lower_loops"),
     "Cuts the nest into blocks and tiles; edges become masks (GPU) or single elements (CPU).", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_GEMV = Pass(
-    "lower_gemv", "loop", "tile", lower_gemv,
+    "lower_gemv", "loop", "tile", late("to_tile.lower_gemv", "lower_gemv"),
     "Products with few rows: a block has some rows of the long factor, and tiles along the sum.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_PACKED_ROWS = Pass(
-    "lower_packed_rows", "loop", "tile", lower_packed_rows,
+    "lower_packed_rows", "loop", "tile", late("to_tile.lower_packed_rows", "lower_packed_rows"),
     "CPU: rows of packed weights times rounded activations, a few rows at a time.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_CONTRACTION = Pass(
-    "lower_contraction", "loop", "tile", lower_contraction,
+    "lower_contraction", "loop", "tile", late("to_tile.lower_contraction", "lower_contraction"),
     "Blocks walk a list of result tiles; each adds up `dot`s of tiles in steps along the sum, then finishes its tile.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_CONTRACTION_CPU = Pass(
-    "lower_contraction_cpu", "loop", "tile", lower_contraction_cpu,
+    "lower_contraction_cpu", "loop", "tile", late("to_tile.lower_contraction_cpu", "lower_contraction_cpu"),
     "Panels are packed for the cache; a register-blocked microkernel has one tile for each row, since LLVM spills a larger one.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_PRODUCTS_CPU = Pass(
-    "lower_products_cpu", "loop", "tile", lower_products_cpu,
+    "lower_products_cpu", "loop", "tile", late("to_tile.lower_products_cpu", "lower_products_cpu"),
     "Several products of the same rows: rows are packed once, and a block keeps the columns of each second factor.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_SYMMETRIC_CPU = Pass(
-    "lower_symmetric_cpu", "loop", "tile", lower_symmetric_cpu,
+    "lower_symmetric_cpu", "loop", "tile", late("triangles.lower_symmetric_cpu", "lower_symmetric_cpu"),
     "Products that are symmetric: tiles on and below the diagonal are computed, and finished on both sides of it.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_CONTRACTION_AMX = Pass(
-    "lower_contraction_amx", "loop", "tile", lower_contraction_amx,
+    "lower_contraction_amx", "loop", "tile", late("to_tile.lower_contraction_amx", "lower_contraction_amx"),
     "Panels lie as x86's matrix unit takes them, bf16 and 8-bit integers; `panel_dot` multiplies two.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_ATTENTION = Pass(
-    "lower_attention", "loop", "tile", lower_attention,
+    "lower_attention", "loop", "tile", late("to_tile.lower_attention", "lower_attention"),
     "Attention in one pass: keys in steps, a running maximum, two dots.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_ATTENTION_CPU = Pass(
-    "lower_attention_cpu", "loop", "tile", lower_attention_cpu,
+    "lower_attention_cpu", "loop", "tile", late("to_tile.lower_attention_cpu", "lower_attention_cpu"),
     "Attention in one pass: queries along SIMD registers, keys and values as single numbers.", takes=SCHEDULED,
 )  # fmt: skip
 WATCH_INDICES = Pass(
-    "watch_indices", "program", "program", watch_indices,
+    "watch_indices", "program", "program", late("program.watch_indices", "watch_indices"),
     "Loads and stores whose index is not proven to lie inside are marked: it is checked as the kernel runs.", takes=("checks", "metadata"),
 )  # fmt: skip
 CHECK_INDICES = Pass(
-    "check_indices", "program", "program", check_indices,
+    "check_indices", "program", "program", late("to_tile.check_indices", "check_indices"),
     "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
     needs="@watch within",
 )  # fmt: skip
 SHARE_SCATTERS = Pass(
-    "share_scatters", "tile", "tile", share_scatters,
+    "share_scatters", "tile", "tile", late("to_tile.share_scatters", "share_scatters"),
     "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",), needs="accumulate",
 )  # fmt: skip
 COUNT_OPERATIONS = Pass(
-    "count_operations", "loop", "loop", count_operations,
+    "count_operations", "loop", "loop", late("to_tile.count_operations", "count_operations"),
     "Kernels with reductions say how many operations they do, so that a launch knows whether it has work for other threads (CPU).", takes=TARGET,
 )  # fmt: skip
 FUSE_LOOPS = Pass(
-    "fuse_loops", "tile", "tile", fuse_loops,
+    "fuse_loops", "tile", "tile", late("to_tile.fuse_loops", "fuse_loops"),
     "Sums side by side over the same range are added up in one loop, and read what they share once.",
 )  # fmt: skip
 WINDOW_SUMS = Pass(
-    "window_sums", "tile", "tile", window_sums,
+    "window_sums", "tile", "tile", late("to_thread.window_sums", "window_sums"),
     "Guarded products are sums that a guard chooses, so that they can become `fma`.", takes=("schedule",),
 )  # fmt: skip
 ASSIGN_LAYOUTS = Pass(
-    "assign_layouts", "tile", "tile", assign_layouts,
+    "assign_layouts", "tile", "tile", late("to_thread.assign_layouts", "assign_layouts"),
     "Gives every tile its layout.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_TILES = Pass(
-    "lower_tiles", "tile", "thread", lower_tiles,
+    "lower_tiles", "tile", "thread", late("to_thread.lower_tiles", "lower_tiles"),
     "Tiles become registers, reductions become shuffles and shared memory, loads and stores are wide where alignment is proven.", takes=TARGET,
 )  # fmt: skip
 LOWER_ROW_DOTS = Pass(
-    "lower_row_dots", "tile", "thread", lower_row_dots,
+    "lower_row_dots", "tile", "thread", late("to_thread.row_matrix", "lower_row_dots"),
     "Lanes walk a row, each with a sum of its own that they put together at the end; all loads of a step are on their way at once.", takes=TARGET,
 )  # fmt: skip
 STAGE_UNITS = Pass(
-    "stage_units", "program", "program", stage_units,
+    "stage_units", "program", "program", late("packed.stage_units", "stage_units"),
     "GPU: what packed rows are multiplied with is laid out for the lanes that read it.", takes=("plans",), gives="plans", needs="plans",
 )  # fmt: skip
 UNPACK_WEIGHTS = Pass(
-    "unpack_weights", "program", "program", unpack_weights,
+    "unpack_weights", "program", "program", late("packed.unpack_weights", "unpack_weights"),
     "Packed weights of products with many rows are unpacked to scratch first, on a GPU in the dtype that they are multiplied in.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 SPLIT_TERMS = Pass(
-    "split_terms", "program", "program", split_terms,
+    "split_terms", "program", "program", late("terms.split_terms", "split_terms"),
     "Hopper: factors of f32 are written to scratch as three terms of bf16, and products become six of these.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 PACKED_UNITS = Pass(
-    "packed_units", "loop", "loop", packed_units,
+    "packed_units", "loop", "loop", late("packed.units", "packed_units"),
     "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.", takes=("schedule",),
 )  # fmt: skip
 MERGE_LOADS = Pass(
-    "merge_loads", "thread", "thread", merge_loads,
+    "merge_loads", "thread", "thread", late("late.merge_loads", "merge_loads"),
     "Loads of neighbouring elements become one.",
 )  # fmt: skip
 MERGE_STORES = Pass(
-    "merge_stores", "thread", "thread", merge_stores,
+    "merge_stores", "thread", "thread", late("late.merge_stores", "merge_stores"),
     "Stores of neighbouring elements become one.",
 )  # fmt: skip
 CHOOSE_VALUES = Pass(
-    "choose_values", "thread", "thread", choose_values,
+    "choose_values", "thread", "thread", late("ordered.choose_values", "choose_values"),
     "CPU: short branches in loops that only choose a value become `select`; loads whose place surely exists are done anyway.", needs="if",
 )  # fmt: skip
 SHORT_REMAINDERS = Pass(
-    "short_remainders", "thread", "thread", short_remainders,
+    "short_remainders", "thread", "thread", late("ordered.short_remainders", "short_remainders"),
     "CPU: remainders of numbers that are surely less than twice the divisor become a comparison and a subtraction.", needs="mod",
 )  # fmt: skip
 INTERLEAVE = Pass(
-    "interleave", "thread", "thread", interleave,
+    "interleave", "thread", "thread", late("late.interleave", "interleave"),
     "CPU: vectors that take every second element, or third or fourth, and lie in between each other are read and written as whole ones.", takes=TARGET,
     needs="pack extract",
 )  # fmt: skip
 FETCH_RESULTS = Pass(
-    "fetch_results", "thread", "thread", fetch_results,
+    "fetch_results", "thread", "thread", late("late.fetch_results", "fetch_results"),
     "CPUs with AVX-512: loops that write whole vectors one after the other ask for lines that they will write to.", takes=TARGET, needs="for",
 )  # fmt: skip
 FETCH_ROWS = Pass(
-    "fetch_rows", "thread", "thread", fetch_rows,
+    "fetch_rows", "thread", "thread", late("late.fetch_rows", "fetch_rows"),
     "The first rows of a product are asked for before the kernel launched before has ended.", takes=("schedule",),
 )  # fmt: skip
 EARLY_LOADS = Pass(
-    "early_loads", "thread", "thread", early_loads,
+    "early_loads", "thread", "thread", late("late.early_loads", "early_loads"),
     "Loads of arrays that a kernel only reads come before its first barrier.",
 )  # fmt: skip
 LOWER_WINDOWS = Pass(
-    "lower_windows", "tile", "thread", lower_windows,
+    "lower_windows", "tile", "thread", late("to_thread.lower_windows", "lower_windows"),
     "Neighbouring results of a thread share what they load, by predicated loads; only guards at the borders are tested.", takes=TARGET,
 )  # fmt: skip
 LOWER_TURNED = Pass(
-    "lower_turned", "tile", "thread", lower_turned,
+    "lower_turned", "tile", "thread", late("to_thread.lower_turned", "lower_turned"),
     "Values that lie along another index than results go through shared memory: both are accessed in whole lines.", takes=TARGET,
 )  # fmt: skip
 LOWER_WGMMA = Pass(
-    "lower_wgmma", "tile", "thread", lower_wgmma,
+    "lower_wgmma", "tile", "thread", late("to_thread.wgmma.lower_wgmma", "lower_wgmma"),
     "Hopper: one warp group copies, the others multiply; rings in shared memory have full and empty mbarriers.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_MMA = Pass(
-    "lower_mma", "tile", "thread", lower_mma,
+    "lower_mma", "tile", "thread", late("to_thread.mma.lower_mma", "lower_mma"),
     "Any GPU: all warps copy and multiply, by `mma` or by plain `fma`; long sums are added up in levels.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_WGMMA_ATTENTION = Pass(
-    "lower_wgmma_attention", "tile", "thread", lower_wgmma_attention,
+    "lower_wgmma_attention", "tile", "thread", late("to_thread.attention.lower_wgmma_attention", "lower_wgmma_attention"),
     "Attention with Hopper's warp groups: scores, weights and sums stay in registers.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_MMA_ATTENTION = Pass(
-    "lower_mma_attention", "tile", "thread", lower_mma_attention,
+    "lower_mma_attention", "tile", "thread", late("to_thread.attention.lower_mma_attention", "lower_mma_attention"),
     "Attention with `mma` of single warps: any GPU that copies asynchronously.", takes=SCHEDULED,
 )  # fmt: skip
 MINMAX_BEFORE_WIDENING = Pass(
-    "minmax_before_widening", "thread", "thread", minmax_before_widening,
+    "minmax_before_widening", "thread", "thread", late("late.minmax_before_widening", "minmax_before_widening"),
     "GPU: the larger of two widened numbers is found before they are widened.", takes=TARGET, needs="cast",
 )  # fmt: skip
 EXPAND_MATH = Pass(
-    "expand_math", "thread", "thread", expand_math,
+    "expand_math", "thread", "thread", late("late.expand_math", "expand_math"),
     "Functions become arithmetic.", takes=TARGET, needs=" ".join(_FUNCTIONS),
 )  # fmt: skip
 EXPAND_RANDOM = Pass(
-    "expand_random", "thread", "thread", expand_random,
+    "expand_random", "thread", "thread", late("late.expand_random", "expand_random"),
     "Random numbers become the arithmetic of Philox; neighbours in a vec share its blocks.", takes=TARGET,
     needs=" ".join(_RANDOM),
 )  # fmt: skip
 EXPAND_CASTS = Pass(
-    "expand_casts", "thread", "thread", expand_casts,
+    "expand_casts", "thread", "thread", late("late.expand_casts", "expand_casts"),
     "Conversions without an instruction become arithmetic.", takes=TARGET, needs="cast",
 )  # fmt: skip
 DIVIDE_BY_RECIPROCAL = Pass(
-    "divide_by_reciprocal", "thread", "thread", divide_by_reciprocal,
+    "divide_by_reciprocal", "thread", "thread", late("late.divide_by_reciprocal", "divide_by_reciprocal"),
     "Vectors divided by one number are multiplied with its reciprocal: on a CPU corrected, to the same bits; on a GPU where few bits count.", takes=TARGET, needs="div",
 )  # fmt: skip
 PERSISTENT_KERNEL = Pass(
-    "persistent_kernel", "program", "program", persistent_kernel,
+    "persistent_kernel", "program", "program", late("program.persistent_kernel", "persistent_kernel"),
     "All kernels become loops over their blocks in one kernel that stays, with a `grid_barrier` between those that depend on each other.",
 )  # fmt: skip
 TIME_TILES = Pass(
-    "time_tiles", "program", "program", time_tiles,
+    "time_tiles", "program", "program", late("ordered.time_tiles", "time_tiles"),
     "GPU: a stencil in an ordered loop takes several steps for each tile in shared memory, with a frame that is computed more than once.",
     takes=("target", "loop", "hints"),
 )  # fmt: skip
 ORDERED_KERNELS = Pass(
-    "ordered_kernels", "program", "program", ordered_kernels,
+    "ordered_kernels", "program", "program", late("ordered.ordered_kernels", "ordered_kernels"),
     "The calls of each ordered loop become one kernel that holds the loop: its blocks meet between calls (GPU), or one thread hands them out (CPU).",
     takes=TARGET,
 )  # fmt: skip
 REUSE_BUFFERS = Pass(
-    "reuse_buffers", "program", "program", reuse_buffers,
+    "reuse_buffers", "program", "program", late("program.reuse_buffers", "reuse_buffers"),
     "Arrays between kernels that are never needed at the same time lie in the same memory.", takes=("loop",),
 )  # fmt: skip
 CHECK_BOUNDS = Pass(
-    "check_bounds", "program", "program", check_bounds,
+    "check_bounds", "program", "program", late("late.bounds_checks", "check_bounds"),
     "Every access gets a test that it stays in its array; the first failure is left in an array that the launch is given.", gives="sites",
 )  # fmt: skip
 SPLIT_VECTORS = Pass(
-    "split_vectors", "thread", "thread", split_vectors,
+    "split_vectors", "thread", "thread", late("simt_to_simd.split_vectors", "split_vectors"),
     "GPU: the SIMD values of `@tw.cpu` functions become single numbers.",
 )  # fmt: skip
 SPLIT_REGISTERS = Pass(
-    "split_registers", "thread", "thread", split_registers,
+    "split_registers", "thread", "thread", late("portable.split_registers", "split_registers"),
     "Vectors stay where memory is read and written, four numbers each; in registers they become single numbers.",
 )  # fmt: skip
 EXACT_FUNCTIONS = Pass(
-    "exact_functions", "thread", "thread", exact_functions,
+    "exact_functions", "thread", "thread", late("late.exact_functions", "exact_functions"),
     "CPU: functions that GPUs approximate become the exact ones.",
 )  # fmt: skip
 SIMT_TO_SIMD = Pass(
-    "simt_to_simd", "thread", "thread", simt_to_simd,
+    "simt_to_simd", "thread", "thread", late("simt_to_simd.lower_threads", "simt_to_simd"),
     "CPU: neighbouring threads become the lanes of vectors, and blocks become loops that barriers cut.", takes=TARGET,
 )  # fmt: skip
 FLAT_ACCESSES = Pass(
-    "flat_accesses", "thread", "thread", flat_accesses,
+    "flat_accesses", "thread", "thread", late("late.flat_accesses", "flat_accesses"),
     "Arrays become rows, so that neighbouring accesses share one address.",
 )  # fmt: skip
 INDICES_TO_I32 = Pass(
-    "indices_to_i32", "thread", "thread", indices_to_i32,
+    "indices_to_i32", "thread", "thread", late("late.indices_to_i32", "indices_to_i32"),
     "Indices that are proven to fit are computed in 32 bits.",
 )  # fmt: skip
 EXPAND_ATOMICS = Pass(
-    "expand_atomics", "thread", "thread", expand_atomics,
+    "expand_atomics", "thread", "thread", late("portable.expand_atomics", "expand_atomics"),
     "Atomic updates that the target has not become loops of compare-and-swap.", takes=TARGET,
 )  # fmt: skip
 SHORT_NUMBERS = Pass(
-    "short_numbers", "program", "program", short_numbers,
+    "short_numbers", "program", "program", late("portable.short_numbers", "short_numbers"),
     "Numbers of a call that kernels round to f32 are passed as f32.",
 )  # fmt: skip
 WARPS_TO_SHARED = Pass(
-    "warps_to_shared", "thread", "thread", warps_to_shared,
+    "warps_to_shared", "thread", "thread", late("portable.warps_to_shared", "warps_to_shared"),
     "What the lanes of a warp do together goes through shared memory.", takes=TARGET,
 )  # fmt: skip
 NARROW_INDICES = Pass(
-    "narrow_indices", "thread", "thread", narrow_indices,
+    "narrow_indices", "thread", "thread", late("portable.narrow_indices", "narrow_indices"),
     "Integers of 64 bits become integers of 32 where a launch can check that they fit.",
 )  # fmt: skip
 COUNT_TURNS = Pass(
-    "count_turns", "thread", "thread", count_turns,
+    "count_turns", "thread", "thread", late("portable.count_turns", "count_turns"),
     "The iterations of a thread's loops are counted, for a driver that leaves loops after so many.", takes=TARGET,
 )  # fmt: skip
 
@@ -1005,151 +866,3 @@ def loaders() -> Iterator[Callable[[], object]]:
             yield lambda function=one.function: function.loaded  # type: ignore[misc]
     for name in ("attention", "gemv", "hints", "horizontal_fusion", "matrix", "refusals"):
         yield functools.partial(importlib.import_module, f"tilewright.passes.choose.{name}")
-
-
-# -- the ways through them --------------------------------------------------------------------------------------------
-
-
-@record
-class Stages:
-    """The program after each stage; schedules one per kernel of `tile`. One of `thread` may be several of these (`launch_together`)."""
-
-    loop: Program
-    tile: Program
-    thread: Program
-    schedules: tuple[Schedule | MatrixSchedule, ...]
-
-
-def from_tree(typed: TypedKernel, trace: Trace, order: str = "kernel") -> Program:
-    """The loop-stage program of a checked kernel."""
-    first, *rest = ORDERS[order]
-    program, context = run_on_program(first.only_pass, typed, PassContext(metadata=typed.metadata), trace)
-    return run_order(rest, program, context, trace)[0]
-
-
-def from_block(typed: TypedKernel, trace: Trace) -> Program:
-    """The loop-stage program of one block of a graph."""
-    return run_on_program(ORDERS["blocks"][0].only_pass, typed, PassContext(), trace)[0]
-
-
-def join_blocks(graph: BlockGraph, programs: tuple[Program, ...], trace: Trace, metadata: KernelMetadata | None = None) -> Program:
-    """The loop-stage program of a graph of blocks, from those of its blocks."""
-    _, link, *rest = ORDERS["blocks"]
-    program, context = run_on_program(link.only_pass, graph, PassContext(programs=programs, metadata=metadata), trace)
-    return run_order(rest, program, context, trace)[0]
-
-
-def check_accesses(program: Program, checks: str, metadata: KernelMetadata | None, trace: Trace) -> Program:
-    """The program as written, with marks on what is checked as it runs: `all` accesses or only `stores`, but for kernels that say `@unchecked`."""
-    return run_order(ORDERS["index checks"], program, PassContext(checks=checks, metadata=metadata), trace)[0]
-
-
-def fuse_kernels(program: Program, trace: Trace) -> tuple[Program, FusionReport]:
-    """The program as written with kernels joined where that saves memory traffic, and what was joined."""
-    nothing = FusionReport((), (), len(program.calls), len(program.calls))
-    if len(program.calls) == 1:
-        return program, nothing
-    fused, context = run_order(ORDERS["fusion"], program, PassContext(), trace)
-    return fused, context.fusion or nothing
-
-
-def specialise(program: Program, sizes: Mapping[str, int], trace: Trace) -> Program:
-    """The program with these sizes as constants."""
-    return run_order(ORDERS["sizes"], program, PassContext(sizes=sizes), trace)[0] if sizes else program
-
-
-def prepare(program: Program, trace: Trace, target: Target | None = None, sizes: Mapping[str, int] | None = None) -> Program:
-    """The loop stage's passes that need no schedule; without a target, as far as all targets have them."""
-    return run_order(ORDERS["loop"], program, PassContext(target, sizes=sizes or {}), trace)[0]
-
-
-def plan_calls(
-    program: Program, target: Target, sizes: Mapping[str, int], trace: Trace, given: str = "", metadata: KernelMetadata | None = None
-) -> Plans:
-    """The schedule of each call of a prepared program that is planned for its sizes; None for all others."""
-    context = PassContext(target, sizes=sizes, given=given, metadata=metadata)
-    return run_order(ORDERS["plan"], program, context, trace)[1].plans
-
-
-def lower(program: Program, target: Target, hints: Mapping[str, int] | None = None, trace: Trace | None = None) -> Stages:
-    """All the way from the loop stage to the thread stage."""
-    trace, sizes = trace or Trace(), hints or {}
-    loop = prepare(fuse_kernels(program, trace)[0], trace, target, sizes)
-    return lower_planned(loop, plan_calls(loop, target, sizes, trace), target, sizes, trace)
-
-
-def lower_planned(
-    program: Program, plans: Plans, target: Target, hints: Mapping[str, int], trace: Trace, metadata: KernelMetadata | None = None
-) -> Stages:
-    """From the prepared loop stage to the thread stage."""
-    loop, context = run_order(ORDERS["program"], program, PassContext(target, plans=plans, hints=hints, metadata=metadata), trace)
-    tile, context = run_order(ORDERS["tile"], loop, context, trace)
-    thread, context = run_order(ORDERS["thread"], tile, context, trace)
-    if context.phases:
-        tile, _ = run_on_program(PART_PHASES, tile, context, trace)
-    return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
-
-
-def arrange_launches(program: Program, target: Target, hints: Mapping[str, int], sizes: Mapping[str, int], trace: Trace) -> Program:
-    """The thread stage's kernels with short ones launched together, and early; `sizes` are those of the call where code is made for these."""
-    if not target.simt or len(program.calls) < 2 or program.loops:
-        return program
-    return run_order(ORDERS["launches"], program, PassContext(target, hints={**hints, **sizes}, sizes=sizes), trace)[0]
-
-
-def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:
-    """The thread stage's kernels with those of an ordered loop as one; `loop` is the same program at the loop stage."""
-    context = PassContext(target, loop=loop, hints=hints or {})
-    return run_order(ORDERS["ordered loops"], program, context, trace)[0] if program.loops else program
-
-
-def merge_launches(program: Program, trace: Trace) -> Program:
-    """The thread stage's kernels as one."""
-    return run_order(ORDERS["one launch"], program, PassContext(), trace)[0]
-
-
-def share_memory(thread: Program, loop: Program, trace: Trace) -> Program:
-    """The thread-stage program with scratch arrays in common memory; `loop` is the same at the loop stage."""
-    return run_order(ORDERS["memory"], thread, PassContext(loop=loop), trace)[0] if thread.scratch else thread
-
-
-def watch_accesses(program: Program, trace: Trace) -> tuple[Program, tuple[Site, ...]]:
-    """An explicit kernel with bounds checks, and the accesses they watch."""
-    checked, context = run_order(ORDERS["explicit checks"], program, PassContext(), trace)
-    return checked, context.sites
-
-
-def lower_explicit(program: Program, target: Target, trace: Trace) -> Program:
-    """An explicit kernel as it becomes code for the target, and as the emulator runs it."""
-    verify_program(program)
-    return run_order(ORDERS["explicit"], program, PassContext(target), trace)[0]
-
-
-def lower_critical(program: Program, target: Target, trace: Trace) -> Program:
-    """A critical function as its code generator takes it."""
-    verify_program(program)
-    return run_order(ORDERS["critical"], program, PassContext(target), trace)[0]
-
-
-def address_explicit(program: Program, target: Target, trace: Trace) -> Program:
-    """An explicit kernel for a GPU after the last step before code: how addresses and indices are computed."""
-    return run_order(ORDERS["explicit addresses"], program, PassContext(target), trace)[0] if target.simt else program
-
-
-def lower_primitive(program: Program, target: Target, trace: Trace) -> Program:
-    """The program of a primitive as code generators and the emulator take it."""
-    verify_program(program)
-    return run_order(ORDERS["primitives"], program, PassContext(target), trace)[0]
-
-
-def legalise(program: Program, target: Target, trace: Trace) -> Program:
-    """A thread-stage program with nothing that a portable GPU lacks."""
-    _, *rest = ORDERS["portable"]
-    order = ORDERS["portable"] if "f64" in target.missing_dtypes else rest
-    return run_order(order, program, PassContext(target), trace)[0]
-
-
-def lower_function(typed: TypedKernel, trace: Trace) -> Kernel:
-    """A function that is given to a primitive, as a loop-stage kernel over arrays."""
-    (call,) = from_tree(typed, trace, "functions").calls
-    return call.kernel

@@ -74,7 +74,7 @@ class ScalarFunction:
 
 def scalar_function(tree: Function, dtypes: Sequence[DType], result: DType | None = None) -> ScalarFunction:
     """The function for arguments of these dtypes; its result is converted to `result` where that is given."""
-    from tilewright.passes.pipeline import lower_function
+    from tilewright.passes.routes import lower_function
     from tilewright.passes.runner import Trace
 
     wanted = len(tree.params)

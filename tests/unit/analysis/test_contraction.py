@@ -25,7 +25,7 @@ from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8, i32
 from tilewright.base.sizes import Size
 from tilewright.compile.driver import front_end
 from tilewright.ir.nodes import Kernel
-from tilewright.passes.pipeline import prepare
+from tilewright.passes.routes import prepare
 from tilewright.passes.runner import Trace
 
 MatrixKernel = tw.Kernel[..., Any]

@@ -16,7 +16,7 @@ from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.types import Scalar, dtype_of
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.late.expand_casts import expand_casts
-from tilewright.passes.pipeline import lower
+from tilewright.passes.routes import lower
 
 COUNT = 4096
 """Elements, known and divisible by every tile, so that no code is generated twice for edges."""

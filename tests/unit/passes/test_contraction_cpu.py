@@ -21,7 +21,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Vec
-from tilewright.passes.pipeline import lower
+from tilewright.passes.routes import lower
 from tilewright.passes.schedules.matrix import CpuPanels, MatrixSchedule
 from tilewright.passes.to_tile.panels.in_place import InPlaceProduct
 from tilewright.passes.to_tile.panels.sides import Side, join_terms, order

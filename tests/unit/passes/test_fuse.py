@@ -10,7 +10,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.compile import driver, store
-from tilewright.passes import pipeline
+from tilewright.passes import routes
 from tilewright.passes.common.fusion_report import FusionReport
 
 
@@ -189,7 +189,7 @@ def test_results_are_those_of_separate_kernels(name: str, device: str, monkeypat
     kernel, args, _ = CASES[name]
     again = tw.kernel(kernel.python)
     joined = kernel(*args, device=device)
-    monkeypatch.setattr(pipeline, "fuse_kernels", lambda program, trace: (program, FusionReport((), (), 0, 0)))
+    monkeypatch.setattr(routes, "fuse_kernels", lambda program, trace: (program, FusionReport((), (), 0, 0)))
     monkeypatch.setattr(store, "STORE", store.ArtifactStore(store.disk_cache))
     monkeypatch.setattr(driver, "STORE", store.STORE)
     monkeypatch.setattr(driver, "_by_sizes", {})

@@ -14,7 +14,7 @@ from tilewright.base.errors import UserError
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
 from tilewright.passes.packed.units import FINE_UNITS, UNITS
-from tilewright.passes.pipeline import Stages
+from tilewright.passes.routes import Stages
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.text import parse_schedule
 

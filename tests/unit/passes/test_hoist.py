@@ -11,7 +11,7 @@ import pytest
 import tilewright as tw
 from tilewright.ir.nodes import Kernel, Op
 from tilewright.passes.loop.hoist import hoist
-from tilewright.passes.pipeline import prepare
+from tilewright.passes.routes import prepare
 from tilewright.passes.runner import Trace
 
 X = np.random.default_rng(0).standard_normal((6, 13)).astype(np.float32)

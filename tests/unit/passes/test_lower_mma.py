@@ -18,7 +18,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, walk
 from tilewright.ir.types import dtype_of
 from tilewright.passes.choose.mma import by_matrix
 from tilewright.passes.common.unsigned import unsigned_divisions
-from tilewright.passes.pipeline import Stages
+from tilewright.passes.routes import Stages
 from tilewright.passes.to_thread.stage_operand import TallTile, ThreadTile, shared_layout
 
 RNG = np.random.default_rng(11)

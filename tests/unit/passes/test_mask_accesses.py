@@ -12,7 +12,7 @@ from tilewright.compile.build import build_artifact
 from tilewright.ir.emulator import run_program
 from tilewright.ir.program import Program
 from tilewright.ir.text_parse import parse_program
-from tilewright.passes.pipeline import lower
+from tilewright.passes.routes import lower
 
 TEXT = """
 program @p {{

@@ -18,7 +18,7 @@ from tilewright.base.source import NOWHERE
 from tilewright.base.target import parse_target
 from tilewright.compile import driver
 from tilewright.ir.text_parse import parse_kernel, parse_program
-from tilewright.passes import pipeline
+from tilewright.passes import pipeline, routes
 from tilewright.passes.pipeline import ORDERS, TITLES, TO_THREAD, TO_TILE, all_passes, to_thread_pass, to_tile_pass
 from tilewright.passes.runner import Pass, PassContext, Selection, Step
 from tilewright.passes.schedules.loops import Schedule
@@ -70,7 +70,7 @@ def test_a_failure_in_any_pass_names_the_pass_and_a_file(order: str, number: int
     def fail(*arguments: object) -> object:
         raise ValueError("planted")
 
-    monkeypatch.setattr(pipeline, "ORDERS", planted(order, number, one, fail))
+    monkeypatch.setattr(routes, "ORDERS", planted(order, number, one, fail))
     with pytest.raises(CompilerBug) as caught:
         reach(order, one)
     assert caught.value.code == "TW040"
@@ -102,7 +102,7 @@ def test_a_result_that_is_wrong_is_blamed_too(
     order: str, number: int, returned: Callable[..., object], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (one,) = ORDERS[order][number].passes
-    monkeypatch.setattr(pipeline, "ORDERS", planted(order, number, one, returned))
+    monkeypatch.setattr(routes, "ORDERS", planted(order, number, one, returned))
     with pytest.raises(CompilerBug) as caught:
         reach(order, one)
     assert f"pass {one.name} failed" in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_result_that_is_wrong_is_blamed_too(
 
 
 def test_a_kernel_of_another_stage_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "ORDERS", {**ORDERS, "loop": (Step(pipeline.ASSIGN_LAYOUTS, ""),)})
+    monkeypatch.setattr(routes, "ORDERS", {**ORDERS, "loop": (Step(pipeline.ASSIGN_LAYOUTS, ""),)})
     with pytest.raises(CompilerBug, match="pass assign_layouts failed on kernel scale: it takes stage tile, the kernel is of stage loop"):
         PATHS["loop"]()
 
@@ -119,7 +119,7 @@ def test_errors_of_users_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*arguments: object) -> object:
         raise UserError.at("TW005", "not so", NOWHERE)
 
-    monkeypatch.setattr(pipeline, "ORDERS", planted("loop", 0, pipeline.SIMPLIFY, refuse))
+    monkeypatch.setattr(routes, "ORDERS", planted("loop", 0, pipeline.SIMPLIFY, refuse))
     with pytest.raises(UserError, match="not so"):
         PATHS["loop"]()
 

@@ -17,7 +17,7 @@ from tilewright.execute.calls.run import Runner
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.ir.nodes import Kernel, walk
 from tilewright.passes.loop.recover_reductions import recover_reductions
-from tilewright.passes.pipeline import prepare
+from tilewright.passes.routes import prepare
 from tilewright.passes.runner import Trace
 from tilewright.tree.syntax import Function
 from tilewright.zyn.module import ZynModule

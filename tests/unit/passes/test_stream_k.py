@@ -6,7 +6,7 @@ from kernels_matrix import BY_NAME, again
 from tilewright.base.dtypes import f32, u32
 from tilewright.base.target import parse_target
 from tilewright.ir.types import Tensor
-from tilewright.passes.pipeline import Stages
+from tilewright.passes.routes import Stages
 
 STREAM = "family=wgmma m=128 n=64 k=64 stages=3 math_warpgroups=2"
 

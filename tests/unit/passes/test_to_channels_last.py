@@ -16,8 +16,8 @@ from tilewright.analysis.contraction import find_contraction, image
 from tilewright.base.dtypes import bf16
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Kernel, walk
-from tilewright.passes.pipeline import prepare
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
+from tilewright.passes.routes import prepare
 from tilewright.passes.runner import Trace
 from tilewright.passes.schedules.matrix import Wgmma
 

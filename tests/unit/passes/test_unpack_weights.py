@@ -13,7 +13,7 @@ from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
-from tilewright.passes.pipeline import Stages
+from tilewright.passes.routes import Stages
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import GpuProduct, Mma, Wgmma
 

@@ -18,7 +18,7 @@ from tilewright.ir.nodes import Block, Kernel
 from tilewright.ir.random_numbers import OPCODES
 from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.verify import verify_kernel
-from tilewright.passes import pipeline, runner
+from tilewright.passes import pipeline, routes, runner
 from tilewright.passes.late.expand_math import EXPANDED
 from tilewright.passes.runner import Pass, Step
 
@@ -74,7 +74,7 @@ def without_first(kernel: Kernel) -> Kernel:
 def test_a_pass_that_breaks_a_kernel_is_named(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(pipeline.SIMPLIFY, name="wrong_pass", function=without_first)
     steps = (*pipeline.ORDERS[order], Step(wrong, "Last."), Step(replace(wrong, name="later_pass", function=eliminate_dead), "After the wrong one."))
-    monkeypatch.setattr(pipeline, "ORDERS", {**pipeline.ORDERS, order: steps})
+    monkeypatch.setattr(routes, "ORDERS", {**pipeline.ORDERS, order: steps})
     with pytest.raises(CompilerBug, match=r"pass wrong_pass failed on kernel doubled"):
         tw.kernel(doubled)(X)
 
@@ -88,13 +88,13 @@ def untouched(name: str) -> Pass:
 
 
 def test_a_pass_without_what_it_needs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "ORDERS", {**pipeline.ORDERS, "loop": (*pipeline.ORDERS["loop"], Step(untouched("marks"), "Last."))})
+    monkeypatch.setattr(routes, "ORDERS", {**pipeline.ORDERS, "loop": (*pipeline.ORDERS["loop"], Step(untouched("marks"), "Last."))})
     np.testing.assert_array_equal(tw.kernel(doubled)(X), X * 2)
 
 
 def test_a_pass_for_gpus_is_left_out_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     one = replace(untouched("marks"), needs="", gpu=True)
-    monkeypatch.setattr(pipeline, "ORDERS", {**pipeline.ORDERS, "loop": (*pipeline.ORDERS["loop"], Step(one, "Last."))})
+    monkeypatch.setattr(routes, "ORDERS", {**pipeline.ORDERS, "loop": (*pipeline.ORDERS["loop"], Step(one, "Last."))})
     assert tw.kernel(doubled).compile(X, target="x86-64-avx2").launches[0].entry == "tw_doubled_0"
     assert tw.kernel(doubled).compile(X, target="sm_90a").launches[0].entry == "tw_doubled_marked_0"
     monkeypatch.setenv("TILEWRIGHT_VERIFY", "passes")
@@ -105,7 +105,7 @@ def test_a_pass_for_gpus_is_left_out_on_cpus(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_pass_that_does_more_than_it_says_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_VERIFY", "passes")
-    monkeypatch.setattr(pipeline, "ORDERS", {**pipeline.ORDERS, "loop": (*pipeline.ORDERS["loop"], Step(untouched("marks"), "Last."))})
+    monkeypatch.setattr(routes, "ORDERS", {**pipeline.ORDERS, "loop": (*pipeline.ORDERS["loop"], Step(untouched("marks"), "Last."))})
     with pytest.raises(CompilerBug, match=r"pass marks failed.*needs 'reduce'"):
         tw.kernel(doubled)(X)
 

@@ -29,7 +29,7 @@ Sites = Sequence[Site]
 def with_checks(built: BuiltKernel) -> tuple[BuiltKernel, tuple[Site, ...]]:
     """The kernel with its checks, and the accesses they watch. What the text alone shows to be wrong is refused first: checks would hide it."""
     from tilewright.analysis import thread_faults
-    from tilewright.passes.pipeline import watch_accesses
+    from tilewright.passes.routes import watch_accesses
     from tilewright.passes.runner import Trace
 
     thread_faults.check_threads(built.kernel)

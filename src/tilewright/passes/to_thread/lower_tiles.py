@@ -14,12 +14,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import gcd
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tilewright.analysis import divisors
-from tilewright.base.dtypes import DType, bool_, i64, u16, u32, u64
+from tilewright.base.dtypes import DType, u16
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
@@ -27,7 +25,6 @@ from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
-from tilewright.passes.common.accumulate import combine_alone, combine_atomic
 from tilewright.passes.common.registers import (
     Cell,
     Held,
@@ -39,12 +36,13 @@ from tilewright.passes.common.registers import (
     ThreadView,
     shape_of,
 )
-from tilewright.passes.to_thread.masked_vectors import lanes_of
-from tilewright.passes.to_thread.tile_reductions import TileReductions
-from tilewright.passes.to_thread.turned_stores import store_turned
+from tilewright.passes.to_thread.access_pieces import Piece, pieces_of, singles
+from tilewright.passes.to_thread.masked_vectors import all_inside, lanes_inside, lanes_of
+from tilewright.passes.to_thread.symbolic_tiles import broadcast, symbolic
 
 if TYPE_CHECKING:
     from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting
+    from tilewright.passes.to_thread.tile_reductions import TileReductions
     from tilewright.passes.to_thread.warp_scatters import Scattered
 
 MANY = 8
@@ -68,7 +66,6 @@ class TileLowering(ThreadView):
         """Loops around the op at hand."""
         self.window: tuple[range, range] | None = None
         """The registers, along both axes, that are computed now, where a lowering takes some after the others."""
-        self.reductions = TileReductions(self)
         self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
         """Blocks that share a tile."""
         self.meeting = self._meeting() if self.blocks > 1 else None
@@ -76,6 +73,12 @@ class TileLowering(ThreadView):
         """Loads and stores under a condition have no branch: what many of them have in common is computed once."""
         self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
         """Edges cut through vectors that lie at multiples of their size nevertheless."""
+
+    @functools.cached_property
+    def reductions(self) -> TileReductions:
+        from tilewright.passes.to_thread.tile_reductions import TileReductions
+
+        return TileReductions(self)
 
     def _meeting(self) -> ClusterMeeting | None:
         """Where the blocks that share a tile meet."""
@@ -125,8 +128,8 @@ class TileLowering(ThreadView):
             return
         special: dict[str, Callable[[Builder, Op], None]] = {
             "load": self.load, "store": self.store, "accumulate": self.accumulate, "reduce_tile": self.reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
-            "print": self._print, "assert": self._assert, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
-            "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
+            "print": self._check, "assert": self._check, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
+            "program_id": self.program_id, "report": self._check, "inside": self._check, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._scan_tile,
         }  # fmt: skip
         handler = special.get(op.opcode)
@@ -175,76 +178,15 @@ class TileLowering(ThreadView):
             number = b.op("shr", number, b.index(self.blocks.bit_length() - 1))
         self.remember(op, [number])
 
-    def _print(self, b: Builder, op: Op) -> None:
-        """One thread writes for all: kernels that print have no tiles."""
-        values = [v for v in (self.env[operand] for operand in op.operands) if isinstance(v, Value)]
-        if self.kernel.threads == 1:
-            b.emit("print", values, op.attrs)
+    def _check(self, b: Builder, op: Op) -> None:
+        """What a kernel says and checks as it runs."""
+        from tilewright.passes.to_thread import checks
+
+        if op.opcode == "inside":
+            self.env[op.result] = checks.lower_inside(self, self.env, b, op)
             return
-
-        def write(inner: Builder) -> list[Value]:
-            inner.emit("print", values, op.attrs)
-            return []
-
-        b.if_(b.op("eq", self.thread, b.index(0)), write, lambda inner: [])
-
-    def _assert(self, b: Builder, op: Op) -> None:
-        """Kernels with assertions of their author have no tiles. A CPU leaves its function where one fails."""
-        holds = self.env[op.operands[0]]
-        assert isinstance(holds, Value)
-        if self.target.simt:
-            b.emit("assert", [holds], op.attrs)
-            return
-
-        def fail(inner: Builder) -> list[Value]:
-            inner.multi("fault", inner.index(0), inner.index(0), text=str(op.attrs["text"]))
-            return []
-
-        b.if_(b.op("not", holds), fail, lambda inner: [])
-
-    def _report(self, b: Builder, op: Op) -> None:
-        cell, place, extent, *outside = op.operands
-        limit = self.env[extent]
-        assert isinstance(limit, Value)
-        if not outside:
-            index = self.env[place]
-            assert isinstance(index, Value)
-            b.emit(op.opcode, [cell, index, limit], op.attrs)
-            return
-        wrong = self._singles_of(b, outside[0])
-
-        def first(inner: Builder) -> list[Value]:
-            """The first of a thread's elements that lies outside, which is looked for only where there is one."""
-            indices = self._singles_of(inner, place)
-            index = indices[-1]
-            for bad, one in zip(reversed(wrong[:-1]), reversed(indices[:-1]), strict=True):
-                index = inner.select(bad, one, index)
-            inner.emit(op.opcode, [cell, index, limit], op.attrs)
-            return []
-
-        b.if_(functools.reduce(lambda one, other: b.op("or", one, other), dict.fromkeys(wrong)), first, lambda inner: [])
-
-    def _inside(self, b: Builder, op: Op) -> None:
-        extent = self.env[op.operands[1]]
-        assert isinstance(extent, Value)
-        limit = b.cast(extent, u64)
-        found = [b.op("lt", b.cast(one, u64), limit) for one in self._singles_of(b, op.operands[0])]
-        while len(found) > 1:
-            # In pairs, so that compilers see how to chain them.
-            found = [*map(b.logical_and, found[::2], found[1::2]), *found[len(found) & ~1 :]]
-        self.env[op.result] = found[0]
-
-    def _singles_of(self, b: Builder, value: Value) -> list[Value]:
-        """The numbers of a tile that this thread holds, one by one."""
-        held, shape = self.env[value], shape_of(value)
-        if isinstance(held, Value):
-            return [held]
-        registers = self.registers(b, held, shape)
-        found: list[Value] = []
-        for cell in self.cells(shape):
-            one = registers.cells[cell]
-            found += [b.op("extract", one, lane=lane) for lane in range(one.type.width)] if isinstance(one.type, Vec) else [one]
-        return found
+        lowerings = {"print": checks.lower_print, "assert": checks.lower_assert, "report": checks.lower_report}
+        lowerings[op.opcode](self, self.env, b, op)
 
     def dot(self, b: Builder, op: Op) -> None:
         """Matrix instructions are for lowerings of their own."""
@@ -279,78 +221,7 @@ class TileLowering(ThreadView):
 
     def symbolic(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
         """Index arithmetic and edge masks that need not be computed yet."""
-        if op.opcode == "floordiv" and self.kernel.attrs.get("short_rows"):
-            return self._quotient(b, held, result)
-        if op.opcode in ("add", "sub", "mul") and any(isinstance(h, SameInVector) for h in held):
-            return self._uniform(b, op, held, result)
-        if op.opcode in ("add", "sub") and all(isinstance(h, RegisterIndex) for h in held):
-            first, second = held
-            assert isinstance(first, RegisterIndex) and isinstance(second, RegisterIndex)
-            sign = 1 if op.opcode == "add" else -1
-            factors = dict(first.factors)
-            for a, factor in second.factors.items():
-                factors[a] = factors.get(a, 0) + sign * factor
-            base = b.op(op.opcode, first.base, second.base)
-            self.divisors[base] = gcd(self.divisors.get(first.base, 1), self.divisors.get(second.base, 1))
-            return RegisterIndex(result.shape, base, {a: f for a, f in factors.items() if f})
-        if op.opcode == "mul" and all(isinstance(h, RegisterIndex) for h in held):
-            for one, other in (tuple(held), tuple(reversed(held))):
-                assert isinstance(one, RegisterIndex) and isinstance(other, RegisterIndex)
-                scale = self.constants.get(other.base)
-                if not other.factors and scale is not None:
-                    base = b.mul(one.base, other.base)
-                    self.divisors[base] = self.divisors.get(one.base, 1) * abs(scale)
-                    return RegisterIndex(result.shape, base, {a: f * scale for a, f in one.factors.items() if scale})
-                if not other.factors and self.target.has("serial") and one.factors and not one.factors.get(self.axis, 0) and len(self.cells(result.shape)) == 1:
-                    # Rows of a length that is a size, one for each thread: where its row begins is one number.
-                    start = self.first(b, one, self.cells(result.shape)[0])
-                    base = b.mul(start, other.base)
-                    self.divisors[base] = self.divisors.get(start, 1) * self.divisors.get(other.base, 1)
-                    return RegisterIndex(result.shape, base, {})
-        if op.opcode == "lt" and all(isinstance(h, RegisterIndex) for h in held):
-            index, bound = held
-            assert isinstance(index, RegisterIndex) and isinstance(bound, RegisterIndex)
-            if not bound.factors:
-                return Mask(result.shape, ((index, bound.base),), ())
-        if op.opcode == "and" and result.dtype is bool_ and all(isinstance(h, Mask | Registers) for h in held):
-            parts = [h if isinstance(h, Mask) else Mask(result.shape, (), (h,)) for h in held]  # type: ignore[arg-type]
-            if any(p.edges or any(o.shape != result.shape for o in p.others) for p in parts):
-                return Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
-        return None
-
-    def _quotient(self, b: Builder, held: Sequence[Held], result: Tile) -> Held | None:
-        """The index of a short row divided by one number, in 32 bits; once for a vector where that has one quotient."""
-        index, by = held
-        if not isinstance(index, RegisterIndex) or not isinstance(by, RegisterIndex) or by.factors:
-            return None
-        divisor = b.cast(by.base, u32)
-        cells: dict[Cell, Value] = {}
-        uniform = self.is_wide(result.shape)
-        for cell in self.cells(result.shape):
-            first = self.first(b, index, cell)
-            uniform = uniform and self.divisors.get(first, 1) % self.vector == 0 and self.divisors.get(by.base, 1) % self.vector == 0
-            cells[cell] = first
-        if uniform or not self.is_wide(result.shape):
-            cells = {cell: b.cast(b.op("floordiv", b.cast(first, u32), divisor), i64) for cell, first in cells.items()}
-            return SameInVector(result.shape, cells) if uniform else Registers(result.shape, cells)
-        wide = b.op("broadcast", divisor, width=self.vector)
-        cells = {cell: b.cast(b.op("floordiv", b.cast(self.index_cell(b, index, cell), u32), wide), i64) for cell in cells}
-        return Registers(result.shape, cells)
-
-    def _uniform(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
-        """Arithmetic on tiles that are the same along a vector; None where one is not."""
-        cells: dict[Cell, Value] = {}
-        for cell in self.cells(result.shape):
-            numbers: list[Value] = []
-            for one in held:
-                if isinstance(one, RegisterIndex) and not one.factors.get(self.axis, 0):
-                    numbers.append(self.first(b, one, self.collapsed(cell, one.shape)))
-                elif isinstance(one, SameInVector):
-                    numbers.append(one.cells[cell])
-                else:
-                    return None
-            cells[cell] = b.op(op.opcode, *numbers)
-        return SameInVector(result.shape, cells)
+        return symbolic(self, b, op, held, result)
 
     def _iota(self, b: Builder, op: Op) -> None:
         axis = op.attrs["axis"]
@@ -361,33 +232,7 @@ class TileLowering(ThreadView):
         self.env[op.result] = RegisterIndex(shape_of(op.result), zero, {axis: 1})
 
     def broadcast(self, b: Builder, op: Op) -> None:
-        held, shape = self.env[op.operands[0]], shape_of(op.result)
-        if isinstance(held, Value):
-            if dtype_of(held.type) is i64:
-                self.env[op.result] = RegisterIndex(shape, held, {})
-                return
-            wide = b.op("broadcast", held, width=self.vector) if self.is_wide(shape) else held
-            self.env[op.result] = Registers(shape, dict.fromkeys(self.cells(shape), wide))
-        elif isinstance(held, RegisterIndex):
-            self.env[op.result] = RegisterIndex(shape, held.base, held.factors)
-        elif isinstance(held, Mask):
-            self.env[op.result] = Mask(shape, held.edges, held.others)
-        elif isinstance(held, SameInVector):
-            self.env[op.result] = SameInVector(shape, {cell: held.cells[self.collapsed(cell, held.shape)] for cell in self.cells(shape)})
-        elif dtype_of(op.result.type) is bool_ and held.shape[self.axis] < shape[self.axis]:
-            # The same for a whole vector: that must not be forgotten, for then the vector is loaded at once or not at all.
-            self.env[op.result] = Mask(shape, (), (held,))
-        else:
-            memo: dict[Value, Value] = {}
-            cells: dict[Cell, Value] = {}
-            for cell in self.cells(shape):
-                source = held.cells[self.collapsed(cell, held.shape)]
-                if self.is_wide(shape) and not isinstance(source.type, Vec):
-                    if source not in memo:
-                        memo[source] = b.op("broadcast", source, width=self.vector)
-                    source = memo[source]
-                cells[cell] = source
-            self.env[op.result] = Registers(shape, cells)
+        self.env[op.result] = broadcast(self, b, self.env[op.operands[0]], op.result)
 
     def _item(self, b: Builder, op: Op) -> None:
         held = self.registers(b, self.env[op.operands[0]], shape_of(op.operands[0]))
@@ -396,127 +241,11 @@ class TileLowering(ThreadView):
 
     # -- memory -------------------------------------------------------------------------------------------------
 
-    def _access(
-        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell, aligned: int
-    ) -> tuple[list[Value], int, list[list[Value]]]:
-        """For one cell: the first element's indices, how many elements one access may take (0: elements are not
-        neighbours and each has indices of its own, given last). `aligned`: every so many elements of the tile begin a vector."""
-        first: list[Value] = []
-        stride, divisor, affine = 0, 0, True
-        known = True
-        for held, size in zip(indices, memory.strides, strict=True):
-            if isinstance(held, Registers | SameInVector):
-                own_value = held.cells[self.collapsed(cell, held.shape)]
-                affine = affine and not isinstance(own_value.type, Vec)
-                divisor = gcd(divisor, divisors.of_size(size, self.kernel.facts))
-                first.append(own_value)
-                continue
-            assert isinstance(held, RegisterIndex | Value)
-            value = self.first(b, held, self.collapsed(cell, held.shape) if isinstance(held, RegisterIndex) else cell)
-            first.append(value)
-            factor = held.factors.get(self.axis, 0) if isinstance(held, RegisterIndex) else 0
-            if factor:
-                step = size.constant
-                known = known and step is not None
-                stride += factor * (step or 0)
-            divisor = gcd(divisor, self.divisors.get(value, 1) * divisors.of_size(size, self.kernel.facts))
-        divisor = aligned or divisor
-        if not self.is_wide(shape):
-            return first, 1, []
-        if affine and known and stride == 1:
-            if not self.target.simt:
-                return first, self.vector, []  # CPUs load vectors from any address
-            width = self.vector
-            align = memory.align or memory.dtype.itemsize
-            while width > 1 and (
-                width * memory.dtype.itemsize > 16 or divisor % width or align % (width * memory.dtype.itemsize)
-            ):
-                width //= 2
-            return first, width, []
-        elements: list[list[Value]] = []
-        for lane in range(self.vector):
-            own: list[Value] = []
-            for held, value in zip(indices, first, strict=True):
-                factor = held.factors.get(self.axis, 0) if isinstance(held, RegisterIndex) else 0
-                if isinstance(value.type, Vec):
-                    value = b.op("extract", value, lane=lane)
-                elif factor and lane:
-                    value = b.add(value, b.index(factor * lane))
-                own.append(value)
-            elements.append(own)
-        return first, 0, elements
-
-    def _every_second(self, b: Builder, memory: Value, indices: Sequence[Held], shape: Shape, cell: Cell, mask: Held | None) -> Value | None:
-        """CPU: every second or third element of a row, sorted out of whole vectors. The last of these ends with the last element, so nothing else is
-        read. Under a mask, those of its elements are loaded, where the CPU has masks."""
-        tensor, width = memory.type, self.vector
-        assert isinstance(tensor, Tensor)
-        if self.target.simt or width < 4 or tensor.dtype.is_bool or not self.is_wide(shape):
-            return None
-        moving = [d for d, held in enumerate(indices) if isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0)]
-        if len(moving) != 1 or tensor.strides[moving[0]].constant != 1:
-            return None
-        first: list[Value] = []
-        for held in indices:
-            if isinstance(held, Registers):
-                first.append(held.cells[self.collapsed(cell, held.shape)])
-            else:
-                assert isinstance(held, RegisterIndex | Value)
-                first.append(self.first(b, held, self.collapsed(cell, held.shape) if isinstance(held, RegisterIndex) else cell))
-        walking = indices[moving[0]]
-        assert isinstance(walking, RegisterIndex)
-        stride = walking.factors[self.axis]
-        if stride not in (2, 3) or any(isinstance(v.type, Vec) for v in first):
-            return None
-        chosen_lanes = None
-        if mask is not None:
-            if not self.target.has_lane_masks or not isinstance(mask, Mask | Registers) or not self.is_wide(mask.shape) or moving[0] != tensor.rank - 1:
-                return None
-            chosen_lanes = lanes_of(self, b, mask, cell)
-        last = stride * (width - 1)
-        starts = [*range(0, last - width + 1, width), last - width + 1]
-        loaded: list[Value] = []
-        for start in starts:
-            own = list(first)
-            own[moving[0]] = b.add(first[moving[0]], b.index(start)) if start else first[moving[0]]
-            if chosen_lanes is None:
-                loaded.append(self.plain_load(b, memory, own, width))
-                continue
-            nothing = b.op("broadcast", b.const(False, bool_), width=width)
-            chosen = tuple(place // stride if place % stride == 0 and place <= last else width for place in range(start, start + width))
-            loaded.append(b.op("load_lanes", memory, *own, b.op("rearrange", chosen_lanes, nothing, lanes=chosen)))
-        found, found_lanes = loaded[0], [lane * stride if lane * stride < width else -1 for lane in range(width)]
-        for start, value in zip(starts[1:], loaded[1:], strict=True):
-            lanes = []
-            for lane in range(width):
-                place = lane * stride - start
-                lanes.append(found_lanes[lane] if found_lanes[lane] >= 0 else width + place if 0 <= place < width else 0)
-            taken = [found_lanes[lane] >= 0 or 0 <= lane * stride - start < width for lane in range(width)]
-            found = b.op("rearrange", found, value, lanes=tuple(lanes))
-            found_lanes = [lane if taken[lane] else -1 for lane in range(width)]
-        return found
-
     def pieces_of(
         self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell, aligned: int = 0
-    ) -> list[tuple[list[Value], int]]:
+    ) -> list[Piece]:
         """The accesses that make up one cell: indices and width of each."""
-        first, width, elements = self._access(b, memory, indices, shape, cell, aligned)
-        if elements:
-            return [(own, 1) for own in elements]
-        if not self.is_wide(shape):
-            return [(first, 1)]
-        walking = next(
-            d for d, held in enumerate(indices) if isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0)
-        )
-        step = memory.strides[walking].constant
-        pieces: list[tuple[list[Value], int]] = []
-        for start in range(0, self.vector, width):
-            own = list(first)
-            if start:
-                assert step
-                own[walking] = b.add(first[walking], b.index(start // step))
-            pieces.append((own, width))
-        return pieces
+        return pieces_of(self, b, memory, indices, shape, cell, aligned)
 
     def condition(self, b: Builder, mask: Held | None, shape: Shape, cell: Cell, pieces: int) -> list[Value] | None:
         """The scalar condition of each piece, or None when there is none."""
@@ -539,7 +268,7 @@ class TileLowering(ThreadView):
         assert isinstance(mask, Mask | Registers)
         width = self.vector // pieces
         if self.shifted and isinstance(mask, Mask):
-            lanes = self._lanes_inside(b, mask, cell)
+            lanes = lanes_inside(self, b, mask, cell)
         else:
             wide = self.mask_cell(b, mask, cell) if isinstance(mask, Mask) else mask.cells[cell]
             lanes = [b.op("extract", wide, lane=lane) for lane in range(self.vector)]
@@ -550,37 +279,12 @@ class TileLowering(ThreadView):
     def mask_cell(self, b: Builder, mask: Mask, cell: Cell) -> Value:
         """One comparison for a whole vector, where the edge does not cut through it."""
         if self.shifted and self.is_wide(mask.shape):
-            return b.op("pack", *self._lanes_inside(b, mask, cell))
+            return b.op("pack", *lanes_inside(self, b, mask, cell))
         if not self.target.simt or not self.is_wide(mask.shape) or not self.mask_is_uniform(b, mask, cell):
             return super().mask_cell(b, mask, cell)
         conditions = self.condition(b, mask, mask.shape, cell, 1)
         assert conditions is not None
         return b.op("broadcast", conditions[0], width=self.vector)
-
-    def _lanes_inside(self, b: Builder, mask: Mask, cell: Cell) -> list[Value]:
-        """Which elements of a vector are inside: scalars, so that ranges prove them one by one."""
-        conditions: list[list[Value]] = []
-        for index, bound in mask.edges:
-            room = b.sub(bound, self.first(b, index, self.collapsed(cell, index.shape)))
-            factor = index.factors.get(self.axis, 0)
-            conditions.append([b.op("lt", b.index(factor * lane), room) for lane in range(self.vector)])
-        for other in mask.others:
-            value = other.cells[self.collapsed(cell, other.shape)]
-            wide = isinstance(value.type, Vec)
-            conditions.append([b.op("extract", value, lane=lane) if wide else value for lane in range(self.vector)])
-        lanes = conditions[0]
-        for more in conditions[1:]:
-            lanes = [b.logical_and(a, c) for a, c in zip(lanes, more, strict=True)]
-        return lanes
-
-    def _whole(self, b: Builder, mask: Mask, cell: Cell) -> Value:
-        """Whether all elements of a vector are inside; edges need be asked of its ends only."""
-        lanes = self._lanes_inside(b, mask, cell)
-        asked = lanes if any(other.shape[self.axis] > 1 for other in mask.others) else (lanes[0], lanes[-1])
-        total = asked[0]
-        for lane in asked[1:]:
-            total = b.logical_and(total, lane)
-        return total
 
     def _may_be_cut(self, mask: Mask) -> bool:
         """Whether rows begin anywhere, so that their first and last vectors may be cut, and are of many elements."""
@@ -594,9 +298,9 @@ class TileLowering(ThreadView):
             inside, outside = first.cells[cell], second.cells[cell]
 
             def each(inner: Builder, cell: Cell = cell, inside: Value = inside, outside: Value = outside) -> list[Value]:
-                return [inner.select(inner.op("pack", *self._lanes_inside(inner, mask, cell)), inside, outside)]
+                return [inner.select(inner.op("pack", *lanes_inside(self, inner, mask, cell)), inside, outside)]
 
-            (cells[cell],) = b.if_(self._whole(b, mask, cell), lambda inner, inside=inside: [inside], each)
+            (cells[cell],) = b.if_(all_inside(self, b, mask, cell), lambda inner, inside=inside: [inside], each)
         self.env[op.results[0]] = Registers(mask.shape, cells)
 
     def mask_is_uniform(self, b: Builder, mask: Mask, cell: Cell) -> bool:
@@ -638,7 +342,7 @@ class TileLowering(ThreadView):
                 self.env[op.result] = turned
                 return
         cells: dict[Cell, Value] = {}
-        cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []
+        cut: list[tuple[Cell, Value, list[Piece]]] = []
         once = self._same_for_vectors(held, result.shape)
         for cell in self.cells(result.shape):
             apart = None if op.attrs.get("apart") else self._every_second(b, memory, held, result.shape, cell, mask)
@@ -653,7 +357,7 @@ class TileLowering(ThreadView):
                 cells[cell] = b.op("broadcast", number, width=self.vector)
                 continue
             if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
-                whole = self._whole(b, mask, cell)
+                whole = all_inside(self, b, mask, cell)
                 together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
                 cells[cell] = self.concatenated(b, together)
                 cut.append((cell, whole, pieces))
@@ -677,6 +381,14 @@ class TileLowering(ThreadView):
             cells[cell] = self._with_singles(b, memory, held, pieces, (mask, cell), (whole, cells[cell]))
         self.env[op.result] = Registers(result.shape, cells)
 
+    def _every_second(self, b: Builder, memory: Value, indices: Sequence[Held], shape: Shape, cell: Cell, mask: Held | None) -> Value | None:
+        """CPU: elements that are two or three apart, as vectors."""
+        if self.target.simt or not any(isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0) in (2, 3) for held in indices):
+            return None
+        from tilewright.passes.to_thread.strided_loads import load_every_second
+
+        return load_every_second(self, b, memory, indices, shape, cell, mask, self.plain_load)
+
     def _element(self, b: Builder, memory: Value, indices: Sequence[Value], inside: Value | None) -> Value:
         """One element, which is read only where it is inside."""
         return self.plain_load(b, memory, indices, 1) if inside is None else self.guarded_load(b, memory, indices, 1, inside)
@@ -688,7 +400,7 @@ class TileLowering(ThreadView):
         return all(isinstance(held, Value | SameInVector) or (isinstance(held, RegisterIndex) and not held.factors.get(self.axis, 0)) for held in indices)
 
     def _with_singles(
-        self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], where: tuple[Mask, Cell],
+        self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[Piece], where: tuple[Mask, Cell],
         together: tuple[Value, Value],
     ) -> Value:  # fmt: skip
         """A vector loaded at once where all of it is inside, else its elements one by one. That many elements have a branch, behind all the loads
@@ -698,7 +410,7 @@ class TileLowering(ThreadView):
         assert isinstance(tensor, Tensor)
 
         def alone(inner: Builder, cut: Value | None = None) -> list[Value]:
-            lanes = self._lanes_inside(inner, *where)
+            lanes = lanes_inside(self, inner, *where)
             lanes = lanes if cut is None else [inner.logical_and(cut, lane) for lane in lanes]
             singles = self.singles(inner, tensor, held, pieces)
             loaded = [inner.op("load", memory, *indices, lane, masked=True) for (indices, _), lane in zip(singles, lanes, strict=True)]
@@ -713,7 +425,7 @@ class TileLowering(ThreadView):
             return True
         return isinstance(mask, Mask) and self.mask_is_uniform(b, mask, cell)
 
-    def _takes_lanes(self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: Sequence[tuple[list[Value], int]], mask: Held, cell: Cell) -> bool:
+    def _takes_lanes(self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: Sequence[Piece], mask: Held, cell: Cell) -> bool:
         """Whether one instruction accesses those elements of a vector that a mask names. They follow one another along the last axis."""
         if not self.target.has_lane_masks or len(pieces) != 1 or pieces[0][1] != self.vector or self.vector == 1:
             return False
@@ -723,22 +435,9 @@ class TileLowering(ThreadView):
         along = isinstance(last, RegisterIndex) and last.factors.get(self.axis, 0) == 1 and memory.strides[-1] == ONE
         return along and not any(isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0) for held in outer)
 
-    def singles(
-        self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: list[tuple[list[Value], int]]
-    ) -> list[tuple[list[Value], int]]:
+    def singles(self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: Sequence[Piece]) -> list[Piece]:
         """Cut accesses into single elements, for masks that cut through vectors."""
-        walking = next(
-            d for d, held in enumerate(indices) if isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0)
-        )
-        step = memory.strides[walking].constant or 1
-        singles: list[tuple[list[Value], int]] = []
-        for own, width in pieces:
-            for lane in range(width):
-                each = list(own)
-                if lane:
-                    each[walking] = b.add(own[walking], b.index(lane // step))
-                singles.append((each, 1))
-        return singles
+        return singles(self, b, memory, indices, pieces)
 
     def plain_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int) -> Value:
         if width == 1:
@@ -814,8 +513,11 @@ class TileLowering(ThreadView):
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
         registers, aligned, checked = self.registers(b, value, shape), _aligned(op), bool(op.attrs.get("checked"))
-        if mask is None and store_turned(self, b, memory, held, shape, registers):
-            return
+        if mask is None and not self.target.simt and len(shape) == 2:
+            from tilewright.passes.to_thread.turned_stores import store_turned
+
+            if store_turned(self, b, memory, held, shape, registers):
+                return
 
         def everything(inner: Builder) -> list[Value]:
             cells = self.cells(shape)
@@ -850,7 +552,7 @@ class TileLowering(ThreadView):
         if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
 
             def alone(inner: Builder) -> list[Value]:
-                lanes = self._lanes_inside(inner, mask, cell)
+                lanes = lanes_inside(self, inner, mask, cell)
                 self.store_pieces(inner, memory, self.singles(inner, tensor, held, pieces), value, lanes)
                 return []
 
@@ -858,7 +560,7 @@ class TileLowering(ThreadView):
                 self.store_pieces(inner, memory, pieces, value, None)
                 return []
 
-            b.if_(self._whole(b, mask, cell), together, alone)
+            b.if_(all_inside(self, b, mask, cell), together, alone)
             return
         if mask is not None and self._takes_lanes(b, tensor, held, pieces, mask, cell):
             b.multi("store_lanes", memory, *pieces[0][0], value, lanes_of(self, b, mask, cell))
@@ -878,7 +580,7 @@ class TileLowering(ThreadView):
         )
 
     def store_pieces(
-        self, b: Builder, memory: Value, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None
+        self, b: Builder, memory: Value, pieces: list[Piece], value: Value, conditions: Sequence[Value] | None
     ) -> list[Value]:
         position = 0
         for number, (indices, width) in enumerate(pieces):
@@ -902,6 +604,9 @@ class TileLowering(ThreadView):
 
     def accumulate(self, b: Builder, op: Op) -> None:
         """Each thread combines the elements that it holds, one by one; those that many threads hold are one thread's."""
+        from tilewright.passes.common.accumulate import combine_alone, combine_atomic
+        from tilewright.passes.to_thread.warp_scatters import KINDS, Scattered, WarpScatter, scatter_each
+
         memory = op.operands[0]
         assert isinstance(memory.type, Tensor)
         tensor, rank, kind, alone = memory.type, memory.type.rank, str(op.attrs["kind"]), bool(op.attrs.get("alone"))
@@ -921,8 +626,6 @@ class TileLowering(ThreadView):
             if not shape:
                 assert isinstance(value, Value)
                 return one(inner, [v for v in held if isinstance(v, Value)], value)
-            from tilewright.passes.to_thread.warp_scatters import KINDS, Scattered, WarpScatter, scatter_each
-
             registers, cells = self.registers(inner, value, shape), list[list[Scattered]]()
             for cell in self.cells(shape):
                 pieces = self.pieces_of(inner, tensor, held, shape, cell) if held else [([], 1)] * (self.vector if self.is_wide(shape) else 1)
@@ -945,7 +648,7 @@ class TileLowering(ThreadView):
         else:
             b.if_(owner, everything, lambda inner: [])
 
-    def _pieces(self, b: Builder, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None) -> list[Scattered]:
+    def _pieces(self, b: Builder, pieces: list[Piece], value: Value, conditions: Sequence[Value] | None) -> list[Scattered]:
         """What a thread combines, by the places it goes to."""
         from tilewright.passes.to_thread.warp_scatters import Scattered
 

@@ -20,10 +20,10 @@ WORD = 4
 
 
 def store_turned(view: ThreadView, b: Builder, memory: Value, indices: Sequence[Held], shape: Shape, value: Registers) -> bool:
-    """Store the tile in squares, if memory runs across its vectors; whether it did."""
+    """CPU: store a tile of two axes in squares, if memory runs across its vectors; whether it did."""
     tensor, lanes = memory.type, view.vector
     assert isinstance(tensor, Tensor)
-    if view.target.simt or view.kernel.threads != 1 or len(shape) != 2 or lanes < 2 or tensor.dtype.itemsize < WORD:
+    if view.kernel.threads != 1 or lanes < 2 or tensor.dtype.itemsize < WORD:
         return False
     other = 1 - view.axis
     if any(extent % lanes for extent in shape) or not all(isinstance(held, RegisterIndex | Value) for held in indices):

@@ -635,8 +635,11 @@ def _in_blocks(found: Contraction, schedule: Wgmma, ways: list[str], inner: int)
     part = schedule.m // schedule.cluster
     extents = (schedule.n, part) if schedule.swap_ab else (part, schedule.n)
     for factor, way, extent in zip((found.a, found.b), ways, extents, strict=True):
-        lies, tensor = plane(found, factor, inner), factor.tensor
-        if way == "tma" and lies is not None and tensor is not None and lies.k != tensor.rank - 1 and extent * tensor.dtype.itemsize % 128:
+        tensor = factor.tensor
+        if way != "tma" or tensor is None or extent * tensor.dtype.itemsize % 128 == 0:
+            continue
+        lies = plane(found, factor, inner)
+        if lies is not None and lies.k != tensor.rank - 1:
             return False
     return True
 

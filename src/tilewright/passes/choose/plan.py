@@ -180,22 +180,22 @@ def _as_pixels(group: PhaseGroup, plans: list[GpuProduct], target: Target, sizes
     kernels: list[Kernel] = []
     for call, phase in zip(group.calls[-len(group.phases) :], group.phases, strict=True):
         kernels.append(pixels.writing(call.kernel, phase.placed, "pixels")[0])
-        best, as_it_is = _pixel_time(kernels[-1], target, sizes), warp_group_times(call.kernel, target, sizes)
-        if best is None or not as_it_is:
+        best, as_it_is = _pixel_times(kernels[-1], target, sizes), warp_group_times(call.kernel, target, sizes)
+        if not best or not as_it_is:
             return []
-        time, direct = time + best[0], direct + as_it_is[0][0]
-        found.append(replace(best[1], gather=True, pixels=columns))
+        time, direct = time + best[0][0], direct + as_it_is[0][0]
+        found.append(replace(best[0][1], gather=True, pixels=columns))
     stacks = _as_stacks(group, target, sizes)
     if stacks is not None and stacks[0] + turned < min(time, direct) - _shared(kernels, found, target, sizes):
         return [replace(schedule, gather=True, pixels=columns, stacked=True) for schedule in stacks[1]]
     return found if time < direct else []
 
 
-def _pixel_time(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> tuple[float, Wgmma] | None:
-    """The best schedule that writes whole pixels, and its time."""
+def _pixel_times(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> list[tuple[float, Wgmma]]:
+    """Schedules that write whole pixels, and their times, best first."""
     from tilewright.passes.choose.matrix import warp_group_times
 
-    return next(((own, s) for own, s in warp_group_times(kernel, target, sizes) if s.store == "tma" and s.a_copy == "im2col"), None)
+    return [(time, s) for time, s in warp_group_times(kernel, target, sizes) if s.store == "tma" and s.a_copy == "im2col"]
 
 
 def _shared(kernels: Sequence[Kernel], schedules: Sequence[Wgmma], target: Target, sizes: Mapping[str, int]) -> float:
@@ -211,19 +211,24 @@ def _as_stacks(group: PhaseGroup, target: Target, sizes: Mapping[str, int]) -> t
     stacked = group.stacked
     if stacked is None:
         return None
-    time, kernels, schedules, chosen = 0.0, list[Kernel](), list[Wgmma](), dict[object, Wgmma]()
-    for stack, kernel in _stack_kernels(stacked):
-        best = _pixel_time(kernel, target, sizes)
-        if best is None:
-            return None
+    kernels = [kernel for _, kernel in _stack_kernels(stacked)]
+    ranked = [_pixel_times(kernel, target, sizes) for kernel in kernels]
+    shared = [[(time, s) for time, s in own if s.to_channels_last == "image"] for own in ranked]
+    ways: list[tuple[float, list[Wgmma]]] = []
+    # Stacks that all read one copy of the image may be faster than with what is best for each alone.
+    for listed in (ranked, shared):
+        if all(listed):
+            schedules = [own[0][1] for own in listed]
+            ways.append((sum(own[0][0] for own in listed) - _shared(kernels, schedules, target, sizes), schedules))
+    if not ways:
+        return None
+    time, schedules = min(ways, key=lambda way: way[0])
+    for stack in stacked.stacks:
         weights = stacked.weights(stack, "stack").type
         assert isinstance(weights, Tensor)
-        packed = product(weights.shape).evaluate(sizes) * weights.dtype.itemsize / target.costs.wgmma.turn
-        time += best[0] + target.costs.launch.second + packed
-        kernels.append(kernel)
-        schedules.append(best[1])
-        chosen |= {form.placed: best[1] for form in stack.forms}
-    return time - _shared(kernels, schedules, target, sizes), [chosen[phase.placed] for phase in group.phases]
+        time += target.costs.launch.second + product(weights.shape).evaluate(sizes) * weights.dtype.itemsize / target.costs.wgmma.turn
+    chosen = {form.placed: schedule for stack, schedule in zip(stacked.stacks, schedules, strict=True) for form in stack.forms}
+    return time, [chosen[phase.placed] for phase in group.phases]
 
 
 def _writing_pixels(program: Program, given: str) -> dict[int, Kernel]:

@@ -28,7 +28,7 @@ from tilewright.tree.metadata import KernelMetadata
 
 if TYPE_CHECKING:
     from tilewright.passes.windows.gather_phases import PhaseGroup
-    from tilewright.passes.windows.stacked_phases import Stack, StackedPhases
+    from tilewright.passes.windows.stacked_phases import PhaseStack, StackedPhases
 
 _LONGEST = 1 << 31
 """Columns, rows and planes that 32 bits count."""
@@ -115,6 +115,12 @@ def _in_groups(program: Program, plans: Plans, given: str) -> Plans:
         raise UserError.at(
             "TW020", f"schedule '{given}' does not fit {program.name}", program.span,
             "gather is for the phases of transposed convolutions, all of whose results are stored",
+        )  # fmt: skip
+    stacks = {number for number, plan in enumerate(plans) if isinstance(plan, Wgmma) and plan.stacked}
+    if stacks and (stacks - gathered or not pixels or any(group.stacked is None for group in phase_groups(program) if stacks & set(group.numbers))):
+        raise UserError.at(
+            "TW020", f"schedule '{given}' does not fit {program.name}", program.span,
+            "stacked goes with gather and pixels, for phases that read the same windows and store their sums",
         )  # fmt: skip
     return plans
 
@@ -240,7 +246,7 @@ def _writing_pixels(program: Program, given: str) -> dict[int, Kernel]:
     groups = phase_groups(program) if isinstance(asked, Wgmma) and asked.pixels else []
     found: dict[int, Kernel] = {}
     for group in groups:
-        pixels, stacked = group.pixels, group.stacked if asked is not None and asked.stacked else None
+        pixels, stacked = group.pixels, group.stacked if isinstance(asked, Wgmma) and asked.stacked else None
         kernels = {} if stacked is None else {form.placed: kernel for stack, kernel in _stack_kernels(stacked) for form in stack.forms}
         for number, phase in zip(group.numbers, group.phases, strict=True):
             if pixels is not None:
@@ -248,6 +254,6 @@ def _writing_pixels(program: Program, given: str) -> dict[int, Kernel]:
     return found
 
 
-def _stack_kernels(stacked: StackedPhases) -> list[tuple[Stack, Kernel]]:
+def _stack_kernels(stacked: StackedPhases) -> list[tuple[PhaseStack, Kernel]]:
     """The convolutions of stacks of phases."""
     return [(stack, stacked.convolving(stack, stacked.weights(stack, "stack"), "pixels")[0]) for stack in stacked.stacks]

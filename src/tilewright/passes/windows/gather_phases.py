@@ -10,6 +10,8 @@ an empty sum where a phase has none:
        parallel o { …; store y.phases[1, o] }
        parallel i { store y[i] = y.phases[i % 2, i // 2] }
 
+Where schedules say `stacked`, phases that read the same windows are one convolution (`stacked_phases.py`).
+
 Phases write every second element, or third, of the same rows: memory is read and written as whole sectors, each of them once for every phase. Scratch is
 written and read once, and so are the results.
 """
@@ -287,7 +289,7 @@ def _stacked(group: PhaseGroup, plans: list[Plan], scratch: list[ProgramArray]) 
         image, filters = stack.lead.arrays
         packs.append(KernelCall(stacked.packing(stack, own), (filters, own.name)))
         convolutions.append(KernelCall(stacked.convolving(stack, own, kept.name)[0], (image, own.name, kept.name)))
-        schedules.append(plans[[phase.placed for phase in group.phases].index(stack.lead.placed)])
+        schedules.append(next(plan for plan, phase in zip(plans, group.phases, strict=True) if phase.placed is stack.lead.placed))
     columns = max(plan.pixels if isinstance(plan, Wgmma) else 0 for plan in plans)
     gather = stacked.gathering(last.kernel, group.phases[-1].store, kept, group.empty or 0.0, columns)
     calls = [*packs, *convolutions, KernelCall(gather, (_written(last), kept.name))]

@@ -16,7 +16,7 @@ phases that have no such result; nobody reads these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import product as combinations
 from math import prod
@@ -27,7 +27,7 @@ from tilewright.analysis.contraction import Contraction, find_contraction
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, product
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.program import KernelCall
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor, tensor
@@ -42,7 +42,7 @@ STEP = 64
 
 
 @record
-class _Window:
+class _PhaseWindow:
     """Along one axis of the image: how many places, how far apart, and where the first of them is for the first result."""
 
     taps: Size
@@ -63,10 +63,10 @@ class PhaseForm(ImageForm):
     arrays: tuple[str, str] = ("", "")
 
     @property
-    def windows(self) -> dict[int, _Window] | None:
+    def windows(self) -> dict[int, _PhaseWindow] | None:
         """By axis of the results; None where windows are no plain ones."""
         assert self.placed is not None
-        forms, found = self.found.access(self.image), dict[int, _Window]()
+        forms, found = self.found.access(self.image), dict[int, _PhaseWindow]()
         for axis, index in enumerate(self.placed.indices):
             own = next((form for form in forms if index in form.values), None)
             if own is None:
@@ -76,7 +76,7 @@ class PhaseForm(ImageForm):
             first = own.constant.constant
             if own.factor(index) != ONE or first is None or len(taps) > 1 or any(v not in self.found.k for v in taps) or apart is None or apart < 1:
                 return None
-            found[axis] = _Window(self.found.reduce_extents[self.found.k.index(taps[0])] if taps else ONE, apart, first)
+            found[axis] = _PhaseWindow(self.found.reduce_extents[self.found.k.index(taps[0])] if taps else ONE, apart, first)
         return found
 
     @property
@@ -148,14 +148,15 @@ class PhaseAxis:
     def rests(self) -> list[int]:
         return sorted(rest for own in self.stacks for rest in own)
 
-    def known(self, value: Callable[[int, int], Size | int]) -> list[Size]:
-        """For every rest in rising order, a number made of its stack and its place there."""
+    @property
+    def members(self) -> list[tuple[int, int]]:
+        """For every rest in rising order, its stack and its place there."""
         at = {rest: (number, place) for number, own in enumerate(self.stacks) for place, rest in enumerate(own)}
-        return [Size.of(value(*at[rest])) for rest in self.rests]
+        return [at[rest] for rest in self.rests]
 
 
 @record
-class Stack:
+class PhaseStack:
     """The phases of one stack; the last axis comes fastest."""
 
     forms: tuple[PhaseForm, ...]
@@ -176,14 +177,14 @@ class StackedPhases:
 
     pixels: PixelPhases
     axes: tuple[PhaseAxis, ...]
-    stacks: tuple[Stack, ...]
+    stacks: tuple[PhaseStack, ...]
     """By the stacks of each axis, the last fastest."""
 
     @property
     def columns(self) -> Size:
         return self.pixels.columns
 
-    def rows(self, stack: Stack) -> Size:
+    def rows(self, stack: PhaseStack) -> Size:
         return product(stack.lengths[axis] for axis in self.pixels.places)
 
     def scratch(self, name: str) -> Value:
@@ -191,7 +192,7 @@ class StackedPhases:
         last = self.stacks[-1]
         return Value(tensor(self.pixels.memory.dtype, (last.row + self.rows(last)) * len(last.forms), self.columns, align=16), name)
 
-    def weights(self, stack: Stack, name: str) -> Value:
+    def weights(self, stack: PhaseStack, name: str) -> Value:
         lead = stack.lead
         taps = product([lead.found.reduce_extents[p] for p in lead.taps])
         channels = lead.channels if lead.channels.divisible_by(STEP, lead.kernel.facts) else ceildiv(lead.channels, Size.of(STEP)) * STEP
@@ -199,7 +200,7 @@ class StackedPhases:
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
-    def packing(self, stack: Stack, weights: Value) -> Kernel:
+    def packing(self, stack: PhaseStack, weights: Value) -> Kernel:
         """Copies the weights of all phases, with zeros for channels and filters that fill up."""
         lead, found = stack.lead, stack.lead.found
         assert isinstance(weights.type, Tensor) and lead.weights.load is not None
@@ -233,11 +234,11 @@ class StackedPhases:
         extents = [Size.of(len(stack.forms)), self.columns, *(found.reduce_extents[p] for p in lead.taps), depth]
         with b.at(lead.weights.load.span):
             b.parallel([b.index(e) for e in extents], body)
-        return self._kernel(f"{lead.kernel.name}.stack", b, lead, (memory, view), {})
+        return self._kernel(f"{lead.kernel.name}.stack", b, lead, (memory, view))
 
     # -- the convolution ----------------------------------------------------------------------------------------------
 
-    def convolving(self, stack: Stack, weights: Value, pixels: str) -> tuple[Kernel, Value]:
+    def convolving(self, stack: PhaseStack, weights: Value, pixels: str) -> tuple[Kernel, Value]:
         """The convolution of a stack, and the array that it writes pixels to."""
         lead, found = stack.lead, stack.lead.found
         placed, wide = lead.placed, found.accumulator
@@ -286,19 +287,16 @@ class StackedPhases:
         lengths = {index: stack.lengths[axis] for axis, index in enumerate(placed.indices)} | {found.indices[lead.filters]: self.columns * len(stack.forms)}
         with b.at(found.parallel.span):
             b.parallel([b.index(lengths[index]) for index in found.indices], body, [a.name for a in found.indices])
-        return self._kernel(lead.kernel.name, b, lead, (lead.memory, weights, kept), {"phase_of": lead.kernel.attrs["phase_of"]}), kept
+        return self._kernel(lead.kernel.name, b, lead, (lead.memory, weights, kept)), kept
 
-    def _length(self, stack: Stack, along: dict[int, int], axis: int) -> Size:
+    def _length(self, stack: PhaseStack, along: dict[int, int], axis: int) -> Size:
         """Places of a stack along an axis of the image."""
         return stack.lengths[next(own for own, image in along.items() if image == axis)]
 
     @staticmethod
-    def _kernel(name: str, b: Builder, lead: PhaseForm, params: tuple[Value, ...], attrs: dict[str, object]) -> Kernel:
-        whole = Kernel(name, Stage.LOOP, params, Block((), tuple(b.ops)), attrs=MappingProxyType(dict(attrs)), facts=lead.kernel.facts, span=lead.kernel.span)  # type: ignore[arg-type]
-        used = {v for op in walk(whole.body) for v in op.operands}
-        missing = [p for p in lead.kernel.params if p in used and p not in params]
-        assert not missing, "a plain phase reads its image and its weights alone"
-        return simplify(whole)
+    def _kernel(name: str, b: Builder, lead: PhaseForm, params: tuple[Value, ...]) -> Kernel:
+        """A kernel that reads an image or weights and nothing else, as plain phases do."""
+        return simplify(Kernel(name, Stage.LOOP, params, Block((), tuple(b.ops)), facts=lead.kernel.facts, span=lead.kernel.span))
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -313,17 +311,16 @@ class StackedPhases:
             for axis in outside:
                 own = self.axes[axis]
                 quotient, rest = divided(at, indices[axis], own.period) if own.period > 1 else (indices[axis], None)
-                several = self._among(at, own, rest, lambda stack, _, own=own: len(own.stacks[stack]))
-                slot = at.add(at.mul(slot, several), self._among(at, own, rest, lambda _, place: place))
+                several = _among(at, own, rest, [len(own.stacks[stack]) for stack, _ in own.members])
+                slot = at.add(at.mul(slot, several), _among(at, own, rest, [place for _, place in own.members]))
                 count = at.mul(count, several)
-                number = at.add(at.mul(number, at.index(len(own.stacks))), self._among(at, own, rest, lambda stack, _: stack))
-                shift = self._among(at, own, rest, lambda stack, place, own=own: own.shifts[stack][place])
-                row = at.add(at.mul(row, self._among(at, own, rest, lambda stack, _, own=own: own.lengths[stack])), at.add(quotient, shift))
+                number = at.add(at.mul(number, at.index(len(own.stacks))), _among(at, own, rest, [stack for stack, _ in own.members]))
+                shift = _among(at, own, rest, [own.shifts[stack][place] for stack, place in own.members])
+                row = at.add(at.mul(row, _among(at, own, rest, [own.lengths[stack] for stack, _ in own.members])), at.add(quotient, shift))
                 tests += pixels.there(at, axis, rest) if rest is not None else []
             # What columns have in common is computed before they differ.
             own, begins, steps = self.axes[last], list[Value](), list[Value]()
-            for place, stack in zip(own.known(lambda _, place: place), own.known(lambda stack, _: stack), strict=True):
-                side, position = stack.constant or 0, place.constant or 0
+            for side, position in own.members:
                 firsts = [s.row for s in self.stacks][side :: len(own.stacks)]
                 steps.append(at.mul(count, at.index(len(own.stacks[side]))))
                 begin = at.add(at.add(_picked(at, number, firsts), at.mul(row, at.index(own.lengths[side]))), at.index(own.shifts[side][position]))
@@ -349,11 +346,11 @@ class StackedPhases:
         name = f"{like.attrs['phase_of']}.gather"
         return simplify(Kernel(name, Stage.LOOP, (memory, kept), Block((), tuple(b.ops)), attrs=attrs, facts=like.facts, span=like.span))
 
-    @staticmethod
-    def _among(b: Builder, axis: PhaseAxis, rest: Value | None, value: Callable[[int, int], Size | int]) -> Value:
-        """The number that belongs to a rest along an axis."""
-        known = axis.known(value)
-        return b.index(known[0]) if rest is None or len(set(known)) == 1 else chosen(b, rest, axis.rests, [b.index(size) for size in known])
+
+def _among(b: Builder, axis: PhaseAxis, rest: Value | None, values: Sequence[Size | int]) -> Value:
+    """The number that belongs to a rest along an axis."""
+    sizes = [Size.of(value) for value in values]
+    return b.index(sizes[0]) if rest is None or len(set(sizes)) == 1 else chosen(b, rest, axis.rests, [b.index(size) for size in sizes])
 
 
 def _picked(b: Builder, index: Value, values: Sequence[Size]) -> Value:
@@ -380,7 +377,7 @@ def stacked_phases(pixels: PixelPhases, calls: Sequence[KernelCall], phases: Seq
         axes.append(own)
     if all(len(stack) == 1 for axis in axes for stack in axis.stacks):
         return None
-    stacks: list[Stack] = []
+    stacks: list[PhaseStack] = []
     used = ZERO
     for numbers in combinations(*(range(len(axis.stacks)) for axis in axes)):
         taken = [axis.stacks[number] for axis, number in zip(axes, numbers, strict=True)]
@@ -389,7 +386,7 @@ def stacked_phases(pixels: PixelPhases, calls: Sequence[KernelCall], phases: Seq
             return None
         lengths = tuple(axis.lengths[number] for axis, number in zip(axes, numbers, strict=True))
         row = ceildiv(used, Size.of(prod(len(rests) for rests in taken)))
-        stacks.append(Stack(stacked, tuple(axis.firsts[number] for axis, number in zip(axes, numbers, strict=True)), lengths, row))
+        stacks.append(PhaseStack(stacked, tuple(axis.firsts[number] for axis, number in zip(axes, numbers, strict=True)), lengths, row))
         used = (row + product(lengths[own] for own in pixels.places)) * len(stacked)
     return StackedPhases(pixels, tuple(axes), tuple(stacks))
 
@@ -401,7 +398,7 @@ def _alike(form: PhaseForm) -> tuple[object, ...]:
 
 def _axis(axis: int, period: int, forms: Sequence[PhaseForm]) -> PhaseAxis | None:
     """The stacks along an axis of the results; None where windows do not depend on the rest alone."""
-    windows: dict[int, tuple[_Window, Size]] = {}
+    windows: dict[int, tuple[_PhaseWindow, Size]] = {}
     for form in forms:
         assert form.placed is not None
         window = (form.windows or {}).get(axis)

@@ -103,3 +103,73 @@ def test_phases_share_rows_of_windows() -> None:
     assert sum(name.endswith(".rows") for name in names) == 2
     for found in results(kernel, schedule, x=x, w=w):
         assert np.abs(found - want).max() <= 8e-3 * np.abs(want).max()
+
+
+STACKED = f"{PIXELS} stacked=1"
+STACKS: dict[str, tuple[Any, Shapes, Steps, Steps, int]] = {
+    "one of nine": (convolutions.transposed2d((3, 3), (1, 0), 1, False), ((2, 17, 4, 3), (17, 31, 6, 6)), (3, 3), (1, 0), 1),
+    "shifted along both axes": (convolutions.transposed2d((2, 4), (1, 3), 1, True), ((1, 33, 5, 1), (33, 20, 4, 8)), (2, 4), (1, 3), 1),
+    "four of different windows": (convolutions.transposed2d((3, 3), (1, 2), 1, False), ((2, 34, 4, 3), (34, 9, 4, 5)), (3, 3), (1, 2), 1),
+    "holes between results": (convolutions.transposed2d((4, 4), (0, 1), 1, True), ((1, 31, 3, 4), (31, 20, 5, 6)), (4, 4), (0, 1), 1),
+    "taps apart": (convolutions.transposed2d((4, 3), (1, 5), 2, False), ((1, 70, 4, 1), (70, 20, 4, 7)), (4, 3), (1, 5), 2),
+    "one axis": (convolutions.transposed1d(3, 1, 2, 0), ((2, 33, 40), (33, 20, 4)), (3,), (1,), 2),
+    "three axes": (convolutions.transposed3d(2, 1), ((1, 20, 3, 2, 5), (20, 7, 4, 4, 3)), (2, 2, 2), (1, 1, 1), 1),
+    "steps along one axis": (convolutions.transposed2d((1, 2), (1, 2), 1, False), ((2, 70, 5, 6), (70, 33, 3, 4)), (1, 2), (1, 2), 1),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_phases_in_stacks(name: str) -> None:
+    """An infinity is felt by those alone in whose windows it is."""
+    kernel, (one, other), stride, padding, dilation = STACKS[name]
+    x, w = normal(*one), normal(*other)
+    x.reshape(-1)[-1] = np.inf
+    want = transposed(x, w, stride, padding, dilation)
+    for found in results(kernel, STACKED, x=x, w=w):
+        assert found.shape == want.shape
+        fine = np.isfinite(want)
+        np.testing.assert_array_equal(np.isfinite(found), fine)
+        assert np.abs(found[fine] - want[fine]).max() <= 8e-3 * np.abs(want[fine]).max()
+
+
+def test_stacks_are_few_kernels() -> None:
+    kernel, (one, other), *_ = STACKS["one of nine"]
+    stages = tw.kernel(schedule=STACKED)(kernel.python).stages(normal(*one), normal(*other), target="sm_90a").stages
+    assert [call.kernel.name for call in stages.tile.calls] == ["joined.phase0.stack", "joined.phase0.turn", "joined.phase0", "joined.gather"]
+
+
+def test_stacks_of_f16_by_rows_of_windows() -> None:
+    kernel, (one, other), stride, padding, dilation = STACKS["one of nine"]
+    x, w = normal(*one, dtype=np.float16), normal(*other, dtype=np.float16)
+    want = transposed(x, w, stride, padding, dilation)
+    for found in results(kernel, STACKED.replace("=image", "=rows32"), x=x, w=w):
+        assert np.abs(found - want).max() <= 1e-3 * np.abs(want).max()
+
+
+def test_stacks_are_chosen_where_windows_are_the_same() -> None:
+    """Four taps in steps of two: every phase has the same windows. Of three taps none has those of another."""
+    kernel: Any = convolutions.transposed2d((2, 2), (0, 0), 1, False)
+    for taps, stacked in ((4, True), (3, False)):
+        stages = kernel.stages(np.zeros((8, 96, 60, 60), BF16), np.zeros((96, 40, taps, taps), BF16), target="sm_90a").stages
+        products = [s for s in stages.schedules if isinstance(s, Wgmma)]
+        assert all(s.stacked == stacked and s.pixels for s in products)
+        assert len(products) == (1 if stacked else 4)
+
+
+def test_sums_with_something_added_are_no_stacks() -> None:
+    @tw.kernel(schedule=STACKED)
+    def biased(x: tw.Array, w: tw.Array, v: tw.Array) -> tw.Array:
+        n, channels, length = x.shape
+        _, filters, taps = w.shape
+        out = tw.empty((n, filters, (length - 1) * 2 + taps), x.dtype)
+        for b, o, i in tw.grid(n, filters, (length - 1) * 2 + taps):
+            total = tw.f32(0)
+            for c in range(channels):
+                for k in range(taps):
+                    if (i - k) % 2 == 0 and 0 <= (i - k) // 2 < length:
+                        total += x[b, c, (i - k) // 2] * w[c, o, k]
+            out[b, o, i] = total + v[o]
+        return out
+
+    with pytest.raises(UserError, match="stacked goes with gather and pixels"):
+        biased.stages(normal(2, 33, 40), normal(33, 20, 4), normal(20), target="sm_90a")

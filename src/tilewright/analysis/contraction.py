@@ -330,12 +330,11 @@ class Plane:
 def plane(contraction: Contraction, factor: Factor, inner: int = -1) -> Plane | None:
     """How a factor that is a plain load lies in its tensor, when one tensor axis walks each way. `inner`: the summed index that is walked,
     where the others stand still."""
-    if factor.load is None or not restates_bounds(contraction, factor):
-        return None
     side = contraction.m if factor is contraction.a else contraction.n
     rows = frozenset(contraction.indices[p] for p in side)
     sums = frozenset(contraction.k if inner < 0 else (contraction.k[inner],))
-    if len(rows) != 1 or len(sums) != 1:
+    # What guards say takes longest to find out.
+    if factor.load is None or len(rows) != 1 or len(sums) != 1 or not restates_bounds(contraction, factor):
         return None
     row = k = -1
     for axis, form in enumerate(contraction.access(factor)):

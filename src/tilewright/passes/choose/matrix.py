@@ -7,7 +7,7 @@ the target's (`base/cost_model.py`). The tuner measures the best ranked; without
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -42,7 +42,7 @@ from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
-from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
+from tilewright.passes.program.to_channels_last import Turn, turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import WARPGROUP, CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
@@ -285,15 +285,25 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
         found = find_contraction(turned)
         if found is None:
             continue
-        moved = 0.0
-        for turn in turns:
-            memory = turn.memory.type
-            assert isinstance(memory, Tensor)
-            moved += target.costs.launch.second
-            moved += 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / target.costs.wgmma.turn
+        moved = _turns_time(turns, target, hints)
         own = _by_warp_groups(turned, found, target, hints, _channel(found, hints))
         ranked += [(time + moved, replace(s, to_channels_last=way)) for time, s in own if s.a_copy == "im2col" and _is_roomy(s, found, way != "image")]
     return ranked
+
+
+def turning_time(kernel: Kernel, way: str, target: Target, hints: Mapping[str, int]) -> float:
+    """Microseconds of the copies that a schedule's `to_channels_last` asks for."""
+    return _turns_time(turns_of(kernel)[way], target, hints)
+
+
+def _turns_time(turns: Sequence[Turn], target: Target, hints: Mapping[str, int]) -> float:
+    moved = 0.0
+    for turn in turns:
+        memory = turn.memory.type
+        assert isinstance(memory, Tensor)
+        moved += target.costs.launch.second
+        moved += 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / target.costs.wgmma.turn
+    return moved
 
 
 def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
@@ -625,8 +635,11 @@ def _in_blocks(found: Contraction, schedule: Wgmma, ways: list[str], inner: int)
     part = schedule.m // schedule.cluster
     extents = (schedule.n, part) if schedule.swap_ab else (part, schedule.n)
     for factor, way, extent in zip((found.a, found.b), ways, extents, strict=True):
-        lies, tensor = plane(found, factor, inner), factor.tensor
-        if way == "tma" and lies is not None and tensor is not None and lies.k != tensor.rank - 1 and extent * tensor.dtype.itemsize % 128:
+        tensor = factor.tensor
+        if way != "tma" or tensor is None or extent * tensor.dtype.itemsize % 128 == 0:
+            continue
+        lies = plane(found, factor, inner)
+        if lies is not None and lies.k != tensor.rank - 1:
             return False
     return True
 

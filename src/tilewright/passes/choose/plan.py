@@ -6,7 +6,7 @@ and joined, for the very sizes of a call: it leaves None where any size is serve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from tilewright.base.sizes import product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, is_watched
 from tilewright.ir.program import Program
+from tilewright.ir.types import Tensor
 from tilewright.passes.choose.loops import choose, placing_schedule, range_schedule, row_schedule, turned_columns
 from tilewright.passes.choose.packed_rows import packed_rows
 from tilewright.passes.choose.windows import window_schedule
@@ -27,6 +28,7 @@ from tilewright.tree.metadata import KernelMetadata
 
 if TYPE_CHECKING:
     from tilewright.passes.windows.gather_phases import PhaseGroup
+    from tilewright.passes.windows.stacked_phases import PhaseStack, StackedPhases
 
 _LONGEST = 1 << 31
 """Columns, rows and planes that 32 bits count."""
@@ -114,6 +116,12 @@ def _in_groups(program: Program, plans: Plans, given: str) -> Plans:
             "TW020", f"schedule '{given}' does not fit {program.name}", program.span,
             "gather is for the phases of transposed convolutions, all of whose results are stored",
         )  # fmt: skip
+    stacks = {number for number, plan in enumerate(plans) if isinstance(plan, Wgmma) and plan.stacked}
+    if stacks and (stacks - gathered or not pixels or any(group.stacked is None for group in phase_groups(program) if stacks & set(group.numbers))):
+        raise UserError.at(
+            "TW020", f"schedule '{given}' does not fit {program.name}", program.span,
+            "stacked goes with gather and pixels, for phases that read the same windows and store their sums",
+        )  # fmt: skip
     return plans
 
 
@@ -172,17 +180,61 @@ def _as_pixels(group: PhaseGroup, plans: list[GpuProduct], target: Target, sizes
     columns = turned_columns(max(1, memory.shape[-1].evaluate(sizes)), memory.dtype.itemsize, target)
     filled = len(group.phases) / prod(group.periods)
     moved = elements * memory.dtype.itemsize * (filled / costs.stream + (1 + filled) / costs.turn)
-    time, direct = target.costs.launch.second + moved, filled * elements / costs.singles
+    turned = target.costs.launch.second + moved
+    time, direct = turned, filled * elements / costs.singles
     found: list[Wgmma] = []
+    kernels: list[Kernel] = []
     for call, phase in zip(group.calls[-len(group.phases) :], group.phases, strict=True):
-        other = pixels.writing(call.kernel, phase.placed, "pixels")[0]
-        ranked, as_it_is = warp_group_times(other, target, sizes), warp_group_times(call.kernel, target, sizes)
-        best = next(((own, s) for own, s in ranked if s.store == "tma" and s.a_copy == "im2col"), None)
-        if best is None or not as_it_is:
+        kernels.append(pixels.writing(call.kernel, phase.placed, "pixels")[0])
+        best, as_it_is = _pixel_times(kernels[-1], target, sizes), warp_group_times(call.kernel, target, sizes)
+        if not best or not as_it_is:
             return []
-        time, direct = time + best[0], direct + as_it_is[0][0]
-        found.append(replace(best[1], gather=True, pixels=columns))
+        time, direct = time + best[0][0], direct + as_it_is[0][0]
+        found.append(replace(best[0][1], gather=True, pixels=columns))
+    stacks = _as_stacks(group, target, sizes)
+    if stacks is not None and stacks[0] + turned < min(time, direct) - _shared(kernels, found, target, sizes):
+        return [replace(schedule, gather=True, pixels=columns, stacked=True) for schedule in stacks[1]]
     return found if time < direct else []
+
+
+def _pixel_times(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> list[tuple[float, Wgmma]]:
+    """Schedules that write whole pixels, and their times, best first."""
+    from tilewright.passes.choose.matrix import warp_group_times
+
+    return [(time, s) for time, s in warp_group_times(kernel, target, sizes) if s.store == "tma" and s.a_copy == "im2col"]
+
+
+def _shared(kernels: Sequence[Kernel], schedules: Sequence[Wgmma], target: Target, sizes: Mapping[str, int]) -> float:
+    """What was counted too often of an image that several kernels read with channels last: one copies it for all."""
+    from tilewright.passes.choose.matrix import turning_time
+
+    copies = [turning_time(kernel, s.to_channels_last, target, sizes) for kernel, s in zip(kernels, schedules, strict=True) if s.to_channels_last == "image"]
+    return sum(copies[1:])
+
+
+def _as_stacks(group: PhaseGroup, target: Target, sizes: Mapping[str, int]) -> tuple[float, list[Wgmma]] | None:
+    """The time of phases in stacks without that of what turns their pixels, and a schedule for each phase; None where they have no windows in common."""
+    stacked = group.stacked
+    if stacked is None:
+        return None
+    kernels = [kernel for _, kernel in _stack_kernels(stacked)]
+    ranked = [_pixel_times(kernel, target, sizes) for kernel in kernels]
+    shared = [[(time, s) for time, s in own if s.to_channels_last == "image"] for own in ranked]
+    ways: list[tuple[float, list[Wgmma]]] = []
+    # Stacks that all read one copy of the image may be faster than with what is best for each alone.
+    for listed in (ranked, shared):
+        if all(listed):
+            schedules = [own[0][1] for own in listed]
+            ways.append((sum(own[0][0] for own in listed) - _shared(kernels, schedules, target, sizes), schedules))
+    if not ways:
+        return None
+    time, schedules = min(ways, key=lambda way: way[0])
+    for stack in stacked.stacks:
+        weights = stacked.weights(stack, "stack").type
+        assert isinstance(weights, Tensor)
+        time += target.costs.launch.second + product(weights.shape).evaluate(sizes) * weights.dtype.itemsize / target.costs.wgmma.turn
+    chosen = {form.placed: schedule for stack, schedule in zip(stacked.stacks, schedules, strict=True) for form in stack.forms}
+    return time, [chosen[phase.placed] for phase in group.phases]
 
 
 def _writing_pixels(program: Program, given: str) -> dict[int, Kernel]:
@@ -194,8 +246,14 @@ def _writing_pixels(program: Program, given: str) -> dict[int, Kernel]:
     groups = phase_groups(program) if isinstance(asked, Wgmma) and asked.pixels else []
     found: dict[int, Kernel] = {}
     for group in groups:
-        pixels = group.pixels
+        pixels, stacked = group.pixels, group.stacked if isinstance(asked, Wgmma) and asked.stacked else None
+        kernels = {} if stacked is None else {form.placed: kernel for stack, kernel in _stack_kernels(stacked) for form in stack.forms}
         for number, phase in zip(group.numbers, group.phases, strict=True):
             if pixels is not None:
-                found[number] = pixels.writing(program.calls[number].kernel, phase.placed, "pixels")[0]
+                found[number] = kernels.get(phase.placed) or pixels.writing(program.calls[number].kernel, phase.placed, "pixels")[0]
     return found
+
+
+def _stack_kernels(stacked: StackedPhases) -> list[tuple[PhaseStack, Kernel]]:
+    """The convolutions of stacks of phases."""
+    return [(stack, stacked.convolving(stack, stacked.weights(stack, "stack"), "pixels")[0]) for stack in stacked.stacks]

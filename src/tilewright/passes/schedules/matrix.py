@@ -172,6 +172,8 @@ class Wgmma(GpuProduct):
     pixels: int = 0
     """With `gather`: scratch has all channels of a place side by side, and a block that gathers turns so many columns of results (`passes/windows/pixel_phases.py`); 0: scratch lies as
     results do."""
+    stacked: bool = False
+    """With `pixels`: phases that read the same windows are one convolution with the filters of all of them (`passes/windows/stacked_phases.py`)."""
     pdl: bool = False
     """Programmatic dependent launch: start before the kernel launched before has ended."""
     tf32_terms: int = 0

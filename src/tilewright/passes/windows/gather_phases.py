@@ -10,6 +10,8 @@ an empty sum where a phase has none:
        parallel o { …; store y.phases[1, o] }
        parallel i { store y[i] = y.phases[i % 2, i // 2] }
 
+Where schedules say `stacked`, phases that read the same windows are one convolution (`stacked_phases.py`).
+
 Phases write every second element, or third, of the same rows: memory is read and written as whole sectors, each of them once for every phase. Scratch is
 written and read once, and so are the results.
 """
@@ -35,6 +37,7 @@ from tilewright.passes.schedules.matrix import GpuProduct, Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.windows.pixel_phases import PixelPhases, PlacedPhase, channel_axis
 from tilewright.passes.windows.placing import PlacedAxis, place_values
+from tilewright.passes.windows.stacked_phases import StackedPhases, stacked_phases
 
 KEPT_BYTES = 24 << 20
 """Bytes of results that stay in the L2 cache until all phases have written theirs."""
@@ -98,6 +101,12 @@ class PhaseGroup:
         if axis is None or self.periods[axis] != 1:
             return None
         return PixelPhases(self.memory, self.periods, axis, tuple(tuple(self.rests(own)) for own in range(len(self.periods))))
+
+    @property
+    def stacked(self) -> StackedPhases | None:
+        """The same with phases that read the same windows as one, where there are such."""
+        pixels = self.pixels
+        return None if pixels is None else stacked_phases(pixels, self.calls[-len(self.phases) :], [phase.placed for phase in self.phases])
 
     def slot(self, phase: _Phase) -> int:
         """A phase's number in scratch."""
@@ -226,11 +235,18 @@ def gather_phases(program: Program, plans: Plans) -> tuple[Program, Plans]:
             schedules.append(plan)
             number += 1
             continue
-        gathered, kept = _gathered(group, [plans[own] for own in group.numbers], len(scratch))
+        own = [plans[place] for place in group.numbers]
+        if any(isinstance(plan, Wgmma) and plan.stacked for plan in own):
+            made = _stacked(group, own, scratch)
+            calls += made[0]
+            schedules += made[1]
+            number += len(group.calls)
+            continue
+        gathered, kept = _gathered(group, own, len(scratch))
         assert isinstance(kept.type, Tensor)
         scratch.append(ProgramArray(kept.name, kept.type, "scratch"))
         calls += gathered
-        schedules += [*(plans[own] for own in group.numbers), None]
+        schedules += [*own, None]
         number += len(group.calls)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
@@ -253,6 +269,31 @@ def _gathered(group: PhaseGroup, plans: list[Plan], number: int) -> tuple[list[K
         calls.append(replace(call, kernel=kernel, args=tuple(names[p] for p in kernel.params)))
     gather = pixels.gathering(last.kernel, group.phases[-1].store, kept, group.empty or 0.0, columns)
     return [*calls, KernelCall(gather, (_written(last), kept.name))], kept
+
+
+def _stacked(group: PhaseGroup, plans: list[Plan], scratch: list[ProgramArray]) -> tuple[list[KernelCall], list[Plan]]:
+    """The calls of stacks of phases, what they need and what turns their pixels, and the schedules of these; their arrays are added to scratch."""
+    stacked, last = group.stacked, group.calls[-1]
+    if stacked is None:
+        raise CompilerBug.at("TW040", f"{last.kernel.name} has no phases that read the same windows", last.kernel.span)
+    name = str(last.kernel.attrs["phase_of"])
+    kept = stacked.scratch(f"{name}.pixels{len(scratch)}")
+    weights = [stacked.weights(stack, f"{name}.stack{len(scratch) + 1 + number}") for number, stack in enumerate(stacked.stacks)]
+    for array in (kept, *weights):
+        assert isinstance(array.type, Tensor)
+        scratch.append(ProgramArray(array.name, array.type, "scratch"))
+    packs: list[KernelCall] = []
+    convolutions: list[KernelCall] = []
+    schedules: list[Plan] = []
+    for stack, own in zip(stacked.stacks, weights, strict=True):
+        image, filters = stack.lead.arrays
+        packs.append(KernelCall(stacked.packing(stack, own), (filters, own.name)))
+        convolutions.append(KernelCall(stacked.convolving(stack, own, kept.name)[0], (image, own.name, kept.name)))
+        schedules.append(next(plan for plan, phase in zip(plans, group.phases, strict=True) if phase.placed is stack.lead.placed))
+    columns = max(plan.pixels if isinstance(plan, Wgmma) else 0 for plan in plans)
+    gather = stacked.gathering(last.kernel, group.phases[-1].store, kept, group.empty or 0.0, columns)
+    calls = [*packs, *convolutions, KernelCall(gather, (_written(last), kept.name))]
+    return calls, [*(None for _ in packs), *schedules, None]
 
 
 def _scratch(group: PhaseGroup, number: int) -> Value:

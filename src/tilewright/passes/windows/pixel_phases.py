@@ -109,10 +109,10 @@ class PixelPhases:
                 if period == 1:
                     row = at.add(at.mul(row, at.index(extent)), indices[axis])
                     continue
-                quotient, rest = _divided(at, indices[axis], period)
-                slot = at.add(at.mul(slot, at.index(len(self.rests[axis]))), _chosen(at, rest, self.rests[axis], [at.index(n) for n in range(len(self.rests[axis]))]))
-                row = at.add(at.mul(row, _chosen(at, rest, self.rests[axis], [at.index(self._extent(axis, own)) for own in self.rests[axis]])), quotient)
-                tests += self._there(at, axis, rest)
+                quotient, rest = divided(at, indices[axis], period)
+                slot = at.add(at.mul(slot, at.index(len(self.rests[axis]))), chosen(at, rest, self.rests[axis], [at.index(n) for n in range(len(self.rests[axis]))]))
+                row = at.add(at.mul(row, chosen(at, rest, self.rests[axis], [at.index(self._extent(axis, own)) for own in self.rests[axis]])), quotient)
+                tests += self.there(at, axis, rest)
             # What columns have in common is computed before they differ.
             last = self.places[-1]
             own = self.rests[last]
@@ -120,9 +120,9 @@ class PixelPhases:
                 at.add(at.mul(at.add(at.mul(slot, at.index(len(own))), at.index(number)), at.index(self.rows)), at.mul(row, at.index(self._extent(last, rest))))
                 for number, rest in enumerate(own)
             ]
-            quotient, rest = _divided(at, indices[last], self.periods[last])
-            tests += self._there(at, last, rest)
-            row = at.add(_chosen(at, rest, own, begins), quotient)
+            quotient, rest = divided(at, indices[last], self.periods[last])
+            tests += self.there(at, last, rest)
+            row = at.add(chosen(at, rest, own, begins), quotient)
 
             def load(inner: Builder) -> list[Value]:
                 return [inner.op("load", kept, row, indices[self.channel])]
@@ -144,7 +144,7 @@ class PixelPhases:
         """Places along an axis that leave a rest."""
         return floored(self.memory.shape[axis] + (self.periods[axis] - 1 - rest), self.periods[axis])
 
-    def _there(self, b: Builder, axis: int, rest: Value) -> list[Value]:
+    def there(self, b: Builder, axis: int, rest: Value) -> list[Value]:
         """Whether there is a phase with this rest."""
         own = self.rests[axis]
         if len(own) == self.periods[axis]:
@@ -154,14 +154,14 @@ class PixelPhases:
         return [reduce(lambda left, right: b.op("or", left, right), [b.op("eq", rest, b.const(one, u32)) for one in own])]
 
 
-def _divided(b: Builder, index: Value, period: int) -> tuple[Value, Value]:
+def divided(b: Builder, index: Value, period: int) -> tuple[Value, Value]:
     """The quotient of an index, and the rest in 32 bits, where division is cheap: no axis is as long as these count."""
     short = b.cast(index, u32)
     quotient = b.op("floordiv", short, b.const(period, u32))
     return b.cast(quotient, i64), b.sub(short, b.mul(quotient, b.const(period, u32)))
 
 
-def _chosen(b: Builder, rest: Value, rests: Sequence[int], values: Sequence[Value]) -> Value:
+def chosen(b: Builder, rest: Value, rests: Sequence[int], values: Sequence[Value]) -> Value:
     """The value that belongs to a rest."""
     found = values[0]
     for own, value in list(zip(rests, values, strict=True))[1:]:

@@ -134,6 +134,7 @@ separate_columns = late("rows.separate_windows", "separate_columns")
 separate_windows = late("rows.separate_windows", "separate_windows")
 simt_to_simd = late("simt_to_simd.lower_threads", "simt_to_simd")
 split_vectors = late("simt_to_simd.split_vectors", "split_vectors")
+attention_terms = late("terms.attention_terms", "attention_terms")
 split_terms = late("terms.split_terms", "split_terms")
 assign_layouts = late("to_thread.assign_layouts", "assign_layouts")
 lower_mma_attention = late("to_thread.attention.lower_mma_attention", "lower_mma_attention")
@@ -433,6 +434,10 @@ VERSION_RECORDS = Pass(
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,
     "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans", needs="plans",
+)  # fmt: skip
+ATTENTION_TERMS = Pass(
+    "attention_terms", "program", "program", attention_terms,
+    "Hopper: operands of attention of f32 are written to scratch as three terms of bf16.", takes=PLANNED, gives="plans", needs="plans",
 )  # fmt: skip
 ADD_COUNTERS = Pass(
     "add_counters", "program", "program", add_counters,
@@ -854,7 +859,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(VERSION_RECORDS, "After all that splits kernels: a version is not split again."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
-        Step(ADD_COUNTERS, "As stream_k."),
+        Step(ATTENTION_TERMS, "As stream_k."),
+        Step(ADD_COUNTERS, "After attention_terms: the counter is the last parameter."),
         Step(STAGE_UNITS, "Adds a kernel; before packed_units, which takes its index apart."),
         Step(PACKED_UNITS, "What split_blocks is for sums without a plan; the code is long, so it comes late.", WITH_UNITS),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),

@@ -53,6 +53,23 @@ def test_images(name: str) -> None:
         assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
 
 
+@pytest.mark.parametrize(("rows", "groups"), [(128, 2), (192, 3), (256, 2)])
+@pytest.mark.parametrize("filters", [17, 35, 53])
+def test_columns_that_fit_the_filters(filters: int, rows: int, groups: int) -> None:
+    x, w = normal(2, 7, 3, 22, 19), normal(filters, 7, 1, 5, 3)
+    schedule = f"family=wgmma m={rows} n={-(-filters // 8) * 8} k=32 stages=2 math_warpgroups={groups} tf32_terms=4 chunk=32"
+    want = convolved(x, w, (2, 2, 2), (0, 0, 0), 1)
+    for found in results(convolutions.conv3d(2, 0), schedule, x=x, w=w):
+        assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
+
+
+def test_filters_choose_the_columns() -> None:
+    """Of 35 filters no tile has 64 columns."""
+    x, w = np.empty((16, 70, 13, 98, 91), np.float32), np.empty((35, 70, 1, 5, 3), np.float32)
+    (chosen,) = (s for s in convolutions.conv3d(1, 0).stages(x, w, target="sm_90a").stages.schedules if isinstance(s, Wgmma))
+    assert chosen.n == 40 and chosen.tf32_terms
+
+
 @pytest.mark.parametrize("schedule", ["m=64 n=32 stages=2 tf32_terms=4 chunk=64", "m=256 n=64 stages=1 math_warpgroups=2 tf32_terms=3 chunk=32"])
 def test_channels_last(schedule: str) -> None:
     x, w = normal(2, 6, 9, 40), normal(21, 3, 1, 40)

@@ -208,6 +208,9 @@ class AttentionCosts:
     """By the number of warp groups: how fast steps are, beside those of three. Fitted from 512 to 4096 rows of 64 columns."""
     group_ends: Mapping[int, int] = field(default_factory=lambda: {1: 100, 2: 105, 3: 260, 4: 110})
     """Beginning and end of a tile, while which little is multiplied, as so many keys."""
+    parts_rate: float = 42e6
+    terms_rate: float = 105e6
+    """Multiplications and additions of f32, over all: in parts of tf32 by single warps, and in terms of bf16 by warp groups."""
     block_rates: Mapping[int, tuple[float, int]] = field(default_factory=lambda: {1: (0.45, 100), 2: (0.7, 20), 3: (0.75, 5)})
     """Both of blocks of one group, by how many a multiprocessor has at once."""
 

@@ -295,6 +295,10 @@ STREAM_K = Pass(
     "stream_k", "program", "program", late("program.stream_k", "stream_k"),
     "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans", needs="plans",
 )  # fmt: skip
+ATTENTION_TERMS = Pass(
+    "attention_terms", "program", "program", late("terms.attention_terms", "attention_terms"),
+    "Hopper: operands of attention of f32 are written to scratch as three terms of bf16.", takes=PLANNED, gives="plans", needs="plans",
+)  # fmt: skip
 ADD_COUNTERS = Pass(
     "add_counters", "program", "program", late("program.tile_counters", "add_counters"),
     "A kernel whose blocks fetch their next tile gets the counter that they fetch it from.", takes=PLANNED, gives="plans", needs="plans",
@@ -715,7 +719,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(VERSION_RECORDS, "After all that splits kernels: a version is not split again."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
-        Step(ADD_COUNTERS, "As stream_k."),
+        Step(ATTENTION_TERMS, "As stream_k."),
+        Step(ADD_COUNTERS, "After attention_terms: the counter is the last parameter."),
         Step(STAGE_UNITS, "Adds a kernel; before packed_units, which takes its index apart."),
         Step(PACKED_UNITS, "What split_blocks is for sums without a plan; the code is long, so it comes late.", WITH_UNITS),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),

@@ -73,10 +73,13 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
         return ()
     few = _split_schedules(kernel, target, hints) if has_few_rows(found, hints) else ()
     hopper = _hopper_schedules(found, target, hints) if "wgmma" in target.features and operand_dtype(found) is not f32 and _fits_engine(found) else ()
+    in_terms = _terms_schedules(kernel, found, target, hints)
     terms = _tf32_terms(kernel, found)
     chunk = CHUNK // 2 if terms else CHUNK
     whole = found.depth.divisible_by(chunk, kernel.facts) and found.column_extent.divisible_by(chunk, kernel.facts)
     others = _mma_schedules(found, target, hints, terms) if whole else ()
+    if in_terms:
+        return (*in_terms, *others) if _gains_in_terms(in_terms[0], found, target, hints) else (*others, *in_terms)
     # Where there are warp-group instructions others are far behind: one is listed, for those who ask for it.
     return (*few, *hopper, *(others[:1] if hopper else others))
 
@@ -153,6 +156,52 @@ def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]
         raster = batch if small else min(batch, costs.together, costs.cached // max(1, keys * (depth + width) * 2))
         candidates = [replace(s, raster=max(1, raster), dynamic=not small, pdl=small) for s in candidates]
     return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, keys, found.reach is not None, target)))
+
+
+TERM_STEPS = (64, 48, 32)
+"""Keys of a step of terms; the first for which there is room."""
+MOST_IN_TERMS = 128
+"""Terms of a score and columns of the values, at most, for which queries and two steps of keys and values have room as terms of bf16."""
+
+
+def _terms_schedules(kernel: Kernel, found: Attention, target: Target, hints: Mapping[str, int]) -> tuple[WgmmaAttention, ...]:
+    """For f32, each as three terms of bf16: two groups that compute, and as many keys of a step as there is room for."""
+    if "wgmma" not in target.features or operand_dtype(found) is not f32 or kernel.attrs.get("precision") is not None or found.computed:
+        return ()
+    loads = (found.query, found.key, found.value)
+    depth, width = _padded(found.depth, TERMS), _padded(found.column_extent, 32 if _stores_words(kernel) else BLOCK)
+    if max(depth, width) > MOST_IN_TERMS or any(widened(found, op.operands[0]).rank > 4 for op in loads):
+        return ()
+    batch, rows, keys = numbers_of(found, hints)
+    schedule = WgmmaAttention(128, TERM_STEPS[0], depth, stages=2, math_warpgroups=2, head_dim_v=width, bf16_terms=6)
+    if found.reach is not None:
+        costs = target.costs.attention
+        small = 2 * batch * rows * keys * (depth + width) / 2 < costs.counted_from
+        raster = batch if small else min(batch, costs.together, costs.cached // max(1, keys * (schedule.key_columns + schedule.value_columns) * 2))
+        schedule = replace(schedule, raster=max(1, raster), dynamic=not small)
+    # Scores made of further arrays have these in registers, too.
+    more = 2 if _reads_more(found) else 1
+    fitting = (replace(schedule, n=n) for n in TERM_STEPS if n * more <= TERM_STEPS[0])
+    return tuple(s for s in fitting if s.has_room(target))[:1]
+
+
+def _stores_words(kernel: Kernel) -> bool:
+    """Whether results have four bytes: pieces of 128 bytes are 32 columns then."""
+    return all(dtype_of(op.operands[0].type).itemsize == 4 for op in walk(kernel.body) if op.opcode == "store")
+
+
+def _gains_in_terms(schedule: WgmmaAttention, found: Attention, target: Target, hints: Mapping[str, int]) -> bool:
+    """Whether terms are faster than parts of tf32: they are written by kernels of their own, and tiles have more rows."""
+    costs, s = target.costs, schedule
+    batch, rows, keys = numbers_of(found, hints)
+    limited = found.reach is not None
+    tiles = batch * -(-rows // s.m) / target.multiprocessors
+    rounds = max(1.0, tiles) if limited else math.ceil(tiles)
+    each = (keys + s.m + s.n) / 2 if limited else -(-keys // s.n) * s.n
+    multiplied = rounds * s.m * each * 2 * (s.k + s.head_dim_v) * target.multiprocessors / costs.attention.terms_rate
+    moved = 2 * batch * (rows * s.key_columns + keys * (s.key_columns + s.value_columns)) / costs.wgmma.turn
+    parts = batch * rows * (keys / 2 if limited else keys) * 2 * (s.k + s.head_dim_v) / costs.attention.parts_rate
+    return multiplied + moved + 3 * costs.launch.second < parts
 
 
 def _tf32_terms(kernel: Kernel, found: Attention) -> int:

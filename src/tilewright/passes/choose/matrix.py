@@ -348,17 +348,11 @@ def _rows_time(schedule: Wgmma, shape: ProductShape, target: Target, found: Cont
     return costs.start + main + _finishing(schedule, finishing_work(found), rounds, costs)
 
 
-_IMAGE_TILES = (
-    Wgmma(128, 128, 32, stages=3, math_warpgroups=2, epilogue_stages=1),
-    Wgmma(192, 128, 32, stages=2, math_warpgroups=3, epilogue_stages=1),
-    Wgmma(128, 96, 32, stages=3, math_warpgroups=2, epilogue_stages=1),
-    Wgmma(128, 64, 32, stages=4, math_warpgroups=2, epilogue_stages=1),
-    Wgmma(192, 64, 32, stages=3, math_warpgroups=3, epilogue_stages=1),
-    Wgmma(256, 64, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
-    Wgmma(128, 32, 32, stages=5, math_warpgroups=2, epilogue_stages=1),
-    Wgmma(256, 32, 32, stages=2, math_warpgroups=2, epilogue_stages=1),
-)
-"""Tiles of convolutions in parts of tf32: a thread has two levels of sums, and a stage two tiles of each factor."""
+_IMAGE_TILES = {(128, 2): (120, (128, 96, 64, 32)), (192, 3): (80, (128, 64)), (256, 2): (56, (64, 32))}
+"""Rows and computing groups of tiles of convolutions in parts of tf32: the most columns that fit the filters at hand, and columns for any number of filters. A thread has two
+levels of sums, and a stage two tiles of each factor."""
+IMAGE_ROOM = 200 << 10
+"""Bytes of shared memory for stages."""
 IMAGE_STEP = 32
 """Channels of one step."""
 IMAGE_CHUNK = 32
@@ -412,10 +406,18 @@ def _image_ranked(form: ImageForm, terms: int, folded: int, target: Target, hint
     elements = _number(product(image_parts.type.shape), hints) + _number(form.read, hints) + 1.5 * weights
     moved = 2 * target.costs.launch.second + 4 * elements / rate
     store = "direct" if swap else "tma"
-    tiles = [replace(s, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, chunk=IMAGE_CHUNK) for s in _IMAGE_TILES]
+    like = Wgmma(128, 128, 32, epilogue_stages=1, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, chunk=IMAGE_CHUNK)
+    # Columns of results that leave registers one by one may be as many as there are filters.
+    tiles = _image_tiles(like, _fitting(shape.m, THIN + 8) if swap else [])
     # Steps are whole; what they read lies in the L2 cache, into which every pixel comes once.
     channels = _number(found.reduce_extents[inner], hints)
     return [(_image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
+
+
+def _image_tiles(like: Wgmma, fitting: list[int]) -> list[Wgmma]:
+    """Tiles for any number of filters, and those whose columns fit, as far as registers have room."""
+    tiles = [replace(like, m=m, n=n, math_warpgroups=groups) for (m, groups), (most, columns) in _IMAGE_TILES.items() for n in (*columns, *(n for n in fitting if n <= most))]
+    return [replace(s, stages=min(5, IMAGE_ROOM // ((s.m + s.n) * 2 * ROW_BYTES))) for s in tiles]
 
 
 def _image_time(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
@@ -875,10 +877,10 @@ def _long_sums(found: Contraction, shape: ProductShape, target: Target) -> list[
     return [deep for tile in tiles for deep in _in_long_parts(tile, shape, target)]
 
 
-def _fitting(columns: int) -> list[int]:
+def _fitting(columns: int, least: int = NARROW + 8) -> list[int]:
     """Columns of a tile that leave hardly any of its instructions without work: those of one of a few like parts."""
     widths = dict.fromkeys(-(-columns // parts // 8) * 8 for parts in range(1, 5))
-    return [n for n in widths if NARROW < n <= 256 and n % 64]
+    return [n for n in widths if least <= n <= 256 and n % 64]
 
 
 def _in_long_parts(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:

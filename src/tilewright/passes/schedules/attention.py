@@ -16,6 +16,10 @@ from tilewright.passes.schedules.matrix import WARPGROUP, MatrixSchedule
 
 TERMS = 16
 """Terms of one matrix instruction, and rows of a warp's band."""
+SWIZZLED = 64
+"""Elements of two bytes that the copy engine swizzles together."""
+OPERAND_TERMS = 3
+"""Terms of bf16 that an f32 is."""
 CHUNK = 8
 """Elements of 16 bytes where they have two: one copy of a thread, and a row of an 8x8 matrix."""
 
@@ -68,6 +72,8 @@ class WgmmaAttention(GpuAttention):
     """Blocks fetch the number of their next tile from a counter, so that tiles may take different times."""
     pdl: bool = False
     """Programmatic dependent launch: start before the kernel launched before has ended."""
+    bf16_terms: int = 0
+    """Of operands of f32: products of the three terms of bf16 that each is, 6. 0: operands have two bytes."""
 
     @property
     def threads(self) -> int:
@@ -75,7 +81,22 @@ class WgmmaAttention(GpuAttention):
 
     @property
     def data_path(self) -> tuple[object, ...]:
-        return self.family, self.k, self.head_dim_v, self.a_copy, self.store
+        return self.family, self.k, self.head_dim_v, self.a_copy, self.store, self.bf16_terms
+
+    @property
+    def key_columns(self) -> int:
+        """Elements of a row of queries or keys in shared memory: of terms, one behind the other."""
+        return -(-OPERAND_TERMS * self.k // SWIZZLED) * SWIZZLED if self.bf16_terms else self.k
+
+    @property
+    def value_pitch(self) -> int:
+        """Elements from a term of a value to the next: each begins a block of its own."""
+        return -(-self.head_dim_v // SWIZZLED) * SWIZZLED
+
+    @property
+    def value_columns(self) -> int:
+        """The same of values."""
+        return OPERAND_TERMS * self.value_pitch if self.bf16_terms else self.head_dim_v
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -90,6 +111,8 @@ class WgmmaAttention(GpuAttention):
 
     def refusal(self, target: Target, operand: DType) -> str:
         fits = self.m == 64 * self.math_warpgroups and 1 <= self.math_warpgroups <= 4 and self.n % TERMS == 0 and 16 <= self.n <= 256
+        if self.bf16_terms and (self.bf16_terms != 6 or self.a_copy != "tma" or self.k % TERMS or self.head_dim_v % 32):
+            return "bf16_terms=6 is for operands of f32, with a_copy=tma, k a multiple of 16 and head_dim_v one of 32"
         if fits and (self.blocks == 1 or (self.math_warpgroups == 1 and 1 < self.blocks <= 4)):
             return ""
         return (
@@ -104,8 +127,10 @@ class WgmmaAttention(GpuAttention):
         # Sums, scores, and the weights of the step before are in registers.
         most = min(180, self.registers[1] - 30)
         out = self.math_warpgroups * self.epilogue_stages * 64 * 128
-        operands = 2 * (self.m * self.k + self.stages * self.n * (self.k + self.head_dim_v))
-        fits = self.head_dim_v // 2 + self.n * 3 // 4 <= most
+        operands = 2 * (self.m * self.key_columns + self.stages * self.n * (self.key_columns + self.value_columns))
+        # Of terms there are three words for two weights, and sums of one step besides those of all.
+        held = self.head_dim_v + self.n * 5 // 4 if self.bf16_terms else self.head_dim_v // 2 + self.n * 3 // 4
+        fits = held <= most
         return fits and self.blocks * (operands + out + 2048) <= target.max_shared
 
 

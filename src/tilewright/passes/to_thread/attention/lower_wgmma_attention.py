@@ -13,6 +13,9 @@ accumulators of the first product, rounded, are the first operand of the second 
 The exponentials are powers of two: what a score is multiplied by goes into the exponent's factor. Sums are scaled where the
 maximum of any row of the warp has grown. (To leave them until it has grown by 2^8 is 4 % faster and up to twice as far off: the
 largest weight of a row is then no longer 1, and is rounded.)
+
+Operands of f32 come as three terms of bf16 each (`bf16_terms`, `passes/terms/attention_terms.py`), one behind the other in a row of shared memory, and each product is
+six of these (`terms.py`). What a step adds to the sums begins at zero.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import bool_, f32, i32, u32, u64
+from tilewright.base.dtypes import bf16, bool_, f32, i32, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, floordiv
 from tilewright.base.target import Target
@@ -31,10 +34,11 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.common.registers import Mask, Registers
-from tilewright.passes.schedules.attention import TERMS, WgmmaAttention
+from tilewright.passes.common.registers import Cell, Mask, Registers
+from tilewright.passes.schedules.attention import OPERAND_TERMS, TERMS, WgmmaAttention
 from tilewright.passes.to_thread.attention.queries import AttentionQueries
 from tilewright.passes.to_thread.attention.scores import AttentionScores, ScoreStep, needed_ops
+from tilewright.passes.to_thread.attention.terms import AttentionTerms
 from tilewright.passes.to_thread.wgmma.epilogue import GROUP, Epilogue, ResultTile
 
 EARLY = {1: 3, 2: 3, 3: 2, 4: 2}
@@ -84,8 +88,10 @@ class _WgmmaAttentionLowering:
         self.epilogue = Epilogue(kernel, ResultTile(schedule.m, schedule.head_dim_v, groups, False, stages, schedule.store), target)
         self.env, self.sum = self.epilogue.env, self.epilogue.sum
         self.scores = AttentionScores(self.epilogue, schedule.n)
-        self.queries = AttentionQueries(self.epilogue, self.scores, schedule)
-        self.dtype = self.scores.dtype
+        self.terms = AttentionTerms(kernel, schedule) if schedule.bf16_terms else None
+        self.dtype = bf16 if self.terms is not None else self.scores.dtype
+        """Of what is multiplied."""
+        self.queries = AttentionQueries(self.epilogue, self.scores, schedule, self.dtype)
         self.in_registers = schedule.a_copy == "rs"
         """Each thread keeps its part of the queries."""
 
@@ -97,11 +103,12 @@ class _WgmmaAttentionLowering:
         self.epilogue.coordinates(b)
         step = self.scores.steps[-1]
         # Barriers lie behind all that begins at whole 1024 bytes: between, each would leave a gap.
-        query, key, value = (self._memory(b, *of) for of in (("q", s.m * s.k), ("k", s.stages * s.n * s.k), ("v", s.stages * s.n * s.head_dim_v)))
+        rows, columns, wide = s.stages * s.n, s.key_columns, s.value_columns
+        query, key, value = (self._memory(b, *of) for of in (("q", s.m * columns), ("k", rows * columns), ("v", rows * wide)))
         self.epilogue.outputs(b)
-        self.query = self._staged(b, "q", query, self.scores.query_load, 0, s.m, s.k, 1)
-        self.key = self._staged(b, "k", key, self.scores.made[step.key], 1, s.n, s.k, s.stages)
-        self.value = self._staged(b, "v", value, self.scores.made[step.value], 0, s.n, s.head_dim_v, s.stages)
+        self.query = self._staged(b, "q", query, self.scores.query_load, 0, s.m, columns, 1)
+        self.key = self._staged(b, "k", key, self.scores.made[step.key], 1, s.n, columns, s.stages)
+        self.value = self._staged(b, "v", value, self.scores.made[step.value], 0, s.n, wide, s.stages)
         if s.dynamic:
             self.next = b.op("alloc", dtype=u32, shape=(2,), space="shared", name="next")
             self.next_full = b.op("alloc", dtype=u64, shape=(2,), space="shared", name="next.full")
@@ -136,7 +143,7 @@ class _WgmmaAttentionLowering:
         return b.op("alloc", dtype=self.dtype, shape=(elements,), space="shared", align=1024, name=name)
 
     def _staged(self, b: Builder, name: str, memory: Value, load: Op, row_tile_axis: int, rows: int, columns: int, stages: int) -> _Staged:
-        tensor = load.operands[0]
+        tensor = load.operands[0] if self.terms is None else self.terms.memory(name)
         assert isinstance(tensor.type, Tensor)
         row_axis, column_axis = self.epilogue.axes(load, row_tile_axis)
         assert column_axis == tensor.type.rank - 1
@@ -335,7 +342,7 @@ class _WgmmaAttentionLowering:
             if not self.in_registers:
                 self._release(at, self.query, zero)
             stage, parity = self._ring_state(at, at.add(position, at.sub(steps, one)))
-            out = self._wait(at, self._multiply(at, stage, parity, state.words, state.out), 0)
+            out = self._added(at, state.out, self._wait(at, self._multiply(at, stage, parity, state.words, state.out), 0))
             self._release(at, self.value, stage)
             return [*out, *(self.scores.largest(at, m) for m in state.most), *(self.scores.added(at, x) for x in state.total)]
 
@@ -350,7 +357,7 @@ class _WgmmaAttentionLowering:
         self.env[product] = Registers((s.m, s.head_dim_v), self.scores.cells(b, out))
 
     def _state(self, flat: Sequence[Value]) -> _WgmmaState:
-        out, words = self.schedule.head_dim_v // 2, self.schedule.n // 4
+        out, words = self.schedule.head_dim_v // 2, self.schedule.n // 4 * (1 if self.terms is None else OPERAND_TERMS)
         rest = list(flat[out + words :])
         return _WgmmaState(list(flat[:out]), list(flat[out : out + words]), rest[:2], rest[2:])
 
@@ -411,7 +418,7 @@ class _WgmmaAttentionLowering:
         most = [self.scores.row_maximum(b, units, h) for h in range(2)]
         weights, total = self.scores.weights(b, units, most, range(self.schedule.n // 8))
         nothing = b.const(0.0, f32)
-        return _WgmmaState([nothing] * (self.schedule.head_dim_v // 2), self.scores.packed(b, weights), most, total)
+        return _WgmmaState([nothing] * (self.schedule.head_dim_v // 2), self._packed(b, weights), most, total)
 
     def _next(self, b: Builder, step: ScoreStep, t: Value, position: Value, state: _WgmmaState) -> _WgmmaState:
         """Scores and weights of step t, while those of the step before are multiplied."""
@@ -427,13 +434,21 @@ class _WgmmaAttentionLowering:
         columns = self.schedule.n // 8
         early = columns * EARLY[self.schedule.math_warpgroups] // 4
         weights, total = self.scores.weights(b, units, most, range(early))
-        out = self._wait(b, out, 0)
+        out = self._added(b, state.out, self._wait(b, out, 0))
         self._release(b, self.value, before)
         out, totals = self.scores.scaled(b, out, state.total, shrink, grown)
         late, more = self.scores.weights(b, units, most, range(early, columns))
         sums = [b.add(x, y) for x, y in zip(totals, total, strict=True)] if total else totals
         sums = [b.add(x, y) for x, y in zip(sums, more, strict=True)] if more else sums
-        return _WgmmaState(out, self.scores.packed(b, {**weights, **late}), most, sums)
+        return _WgmmaState(out, self._packed(b, {**weights, **late}), most, sums)
+
+    def _packed(self, b: Builder, weights: dict[Cell, Value]) -> list[Value]:
+        """Weights as the first operand of the second product."""
+        return self.scores.packed(b, weights) if self.terms is None else self.terms.packed(b, weights)
+
+    def _added(self, b: Builder, before: Sequence[Value], out: Sequence[Value]) -> list[Value]:
+        """The sums after a step. Of terms a step's begin at zero: matrix units drop bits when they add to long sums."""
+        return list(out) if self.terms is None else [b.add(x, y) for x, y in zip(before, out, strict=True)]
 
     # -- matrix instructions ----------------------------------------------------------------------------------------
 
@@ -442,12 +457,15 @@ class _WgmmaAttentionLowering:
         s = self.schedule
         b.multi("mbarrier_wait", self.key.full, stage, parity)
         wide = ROW_BYTES // self.dtype.itemsize
-        steps: list[Attr] = []
-        for number in range(s.k // TERMS):
-            block, inside = divmod(number * TERMS, wide)
-            steps.append((block * s.m * wide + inside, block * s.n * wide + inside, 0))
+        columns = [(number, number) for number in range(0, s.k, TERMS)] if self.terms is None else self.terms.score_columns
+
+        def place(rows: int, column: int) -> int:
+            block, inside = divmod(column, wide)
+            return block * rows * wide + inside
+
+        steps: list[Attr] = [(place(s.m, first), place(s.n, second), 0) for first, second in columns]
         first = b.mul(b.cast(self.epilogue.own, u32), b.const(64 * wide, u32))
-        second = b.mul(stage, b.const(s.n * s.k, u32))
+        second = b.mul(stage, b.const(s.n * s.key_columns, u32))
         if self.in_registers:
             moves: tuple[Attr, ...] = tuple((4 * number, step[1], 0) for number, step in enumerate(steps) if isinstance(step, tuple))
             attrs: dict[str, Attr] = {
@@ -464,12 +482,15 @@ class _WgmmaAttentionLowering:
         s = self.schedule
         b.multi("mbarrier_wait", self.value.full, stage, parity)
         wide = ROW_BYTES // self.dtype.itemsize
-        steps: tuple[Attr, ...] = tuple((4 * number, number * TERMS * wide, 0) for number in range(s.n // TERMS))
-        offset = b.mul(stage, b.const(s.n * s.head_dim_v, u32))
+        moves = [(4 * number, number * TERMS * wide) for number in range(s.n // TERMS)] if self.terms is None else self.terms.weight_moves
+        steps: tuple[Attr, ...] = tuple((word, move, 0) for word, move in moves)
+        offset = b.mul(stage, b.const(s.n * s.value_columns, u32))
         attrs: dict[str, Attr] = {
             "dtype": self.dtype, "words": len(words), "n": s.head_dim_v, "k": TERMS, "steps": steps, "b_major": "mn",
             "b_block": s.n * wide,
         }  # fmt: skip
+        if self.terms is not None:
+            return b.emit("wgmma_registers", (*words, self.value.memory, offset), {**attrs, "fresh": True})
         return b.emit("wgmma_registers", (*words, self.value.memory, offset, *out), attrs)
 
     def _wait(self, b: Builder, values: Sequence[Value], pending: int) -> list[Value]:

@@ -6,7 +6,7 @@ with signs changed.
 
 from __future__ import annotations
 
-from tilewright.base.dtypes import f32, i32, u32
+from tilewright.base.dtypes import DType, f32, i32, u32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.ops_matrix import ROW_BYTES
@@ -18,9 +18,10 @@ from tilewright.passes.to_thread.wgmma.epilogue import GROUP, Epilogue
 class AttentionQueries:
     """The queries of one computing thread: `epilogue` knows where it is, `scores` which sign they have."""
 
-    def __init__(self, epilogue: Epilogue, scores: AttentionScores, schedule: WgmmaAttention) -> None:
+    def __init__(self, epilogue: Epilogue, scores: AttentionScores, schedule: WgmmaAttention, dtype: DType) -> None:
         self.epilogue, self.scores, self.schedule = epilogue, scores, schedule
-        self.dtype = scores.dtype
+        self.dtype = dtype
+        """Of an element in shared memory."""
 
     def words(self, b: Builder, memory: Value, empty: Value) -> list[Value]:
         """The queries as a first operand in registers, with the sign of what scores are multiplied by; their memory is free
@@ -50,7 +51,7 @@ class AttentionQueries:
         mine = b.add(mine, b.mul(self.epilogue.own, b.index(64 * wide)))
 
         def negate(inner: Builder) -> list[Value]:
-            for block in range(self.schedule.k // wide):
+            for block in range(self.schedule.key_columns // wide):
                 for part in range(64 * wide // (GROUP * width)):
                     place = inner.add(mine, inner.index(block * self.schedule.m * wide + part * GROUP * width))
                     value = inner.op("load", memory, place, width=width)

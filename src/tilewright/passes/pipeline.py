@@ -201,7 +201,7 @@ EXPAND_DOTS = Pass(
 )  # fmt: skip
 DOT_PRODUCTS = Pass(
     "dot_products", "thread", "thread", dot_products,
-    "Arm CPU: sums of products of bytes become dot products, whose lanes are added up as late as can be.", takes=TARGET,
+    "Arm CPU: sums of products of bytes become dot products, whose lanes are added up as late as can be.", takes=TARGET, needs="fold",
 )  # fmt: skip
 SPLIT_BLOCKS = Pass(
     "split_blocks", "loop", "loop", split_blocks,
@@ -349,7 +349,7 @@ JOIN_PHASES = Pass(
 )  # fmt: skip
 PART_PHASES = Pass(
     "part_phases", "program", "program", part_phases,
-    "CPU: phases that were joined are kernels again, each with its numbers.", takes=("phases",),
+    "CPU: phases that were joined are kernels again, each with its numbers.", takes=("phases",), needs="phases",
 )  # fmt: skip
 SPLIT_IMAGES = Pass(
     "split_images", "program", "program", split_images,
@@ -428,7 +428,7 @@ SPLIT_SCANS = Pass(
 )  # fmt: skip
 VERSION_RECORDS = Pass(
     "version_records", "program", "program", version_records,
-    "CPU: kernels that walk the last axis of arrays by constants (`x[i, 0]`, `x[i, 1]`) get a version for arrays that end there.", takes=("plans", "target"), gives="plans",
+    "CPU: kernels that walk the last axis of arrays by constants (`x[i, 0]`, `x[i, 1]`) get a version for arrays that end there.", takes=("plans", "target"), gives="plans", cpu=True,
 )  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,
@@ -502,7 +502,7 @@ SHARE_SCATTERS = Pass(
 )  # fmt: skip
 COUNT_OPERATIONS = Pass(
     "count_operations", "loop", "loop", count_operations,
-    "Kernels with reductions say how many operations they do, so that a launch knows whether it has work for other threads (CPU).", takes=TARGET,
+    "Kernels with reductions say how many operations they do, so that a launch knows whether it has work for other threads (CPU).", takes=TARGET, cpu=True, needs="reduce",
 )  # fmt: skip
 FUSE_LOOPS = Pass(
     "fuse_loops", "tile", "tile", fuse_loops,

@@ -27,7 +27,6 @@ from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
-from tilewright.passes.common.accumulate import combine_alone, combine_atomic
 from tilewright.passes.common.registers import (
     Cell,
     Held,
@@ -40,12 +39,10 @@ from tilewright.passes.common.registers import (
     shape_of,
 )
 from tilewright.passes.to_thread.masked_vectors import lanes_of
-from tilewright.passes.to_thread.tile_reductions import TileReductions
-from tilewright.passes.to_thread.turned_loads import load_turned
-from tilewright.passes.to_thread.turned_stores import store_turned
 
 if TYPE_CHECKING:
     from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting
+    from tilewright.passes.to_thread.tile_reductions import TileReductions
     from tilewright.passes.to_thread.warp_scatters import Scattered
 
 MANY = 8
@@ -69,7 +66,6 @@ class TileLowering(ThreadView):
         """Loops around the op at hand."""
         self.window: tuple[range, range] | None = None
         """The registers, along both axes, that are computed now, where a lowering takes some after the others."""
-        self.reductions = TileReductions(self)
         self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
         """Blocks that share a tile."""
         self.meeting = self._meeting() if self.blocks > 1 else None
@@ -77,6 +73,13 @@ class TileLowering(ThreadView):
         """Loads and stores under a condition have no branch: what many of them have in common is computed once."""
         self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
         """Edges cut through vectors that lie at multiples of their size nevertheless."""
+
+    @functools.cached_property
+    def reductions(self) -> TileReductions:
+        """How tiles are reduced."""
+        from tilewright.passes.to_thread.tile_reductions import TileReductions
+
+        return TileReductions(self)
 
     def _meeting(self) -> ClusterMeeting | None:
         """Where the blocks that share a tile meet."""
@@ -632,6 +635,8 @@ class TileLowering(ThreadView):
                 self.env[op.result] = self.guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
             return
         if self.kernel.attrs.get("loads_turned") and not self.depth:
+            from tilewright.passes.to_thread.turned_loads import load_turned
+
             turned = load_turned(self, b, memory, held, result.shape, mask, lambda where, inside: self._element(b, memory, where, inside))
             if turned is not None:
                 self.env[op.result] = turned
@@ -813,8 +818,11 @@ class TileLowering(ThreadView):
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
         registers, aligned, checked = self.registers(b, value, shape), _aligned(op), bool(op.attrs.get("checked"))
-        if mask is None and store_turned(self, b, memory, held, shape, registers):
-            return
+        if mask is None and not self.target.simt and len(shape) == 2:
+            from tilewright.passes.to_thread.turned_stores import store_turned
+
+            if store_turned(self, b, memory, held, shape, registers):
+                return
 
         def everything(inner: Builder) -> list[Value]:
             cells = self.cells(shape)
@@ -908,6 +916,8 @@ class TileLowering(ThreadView):
         value = self.env[op.operands[1 + rank]]
         mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
         shape = shape_of(op.operands[1 + rank])
+
+        from tilewright.passes.common.accumulate import combine_alone, combine_atomic
 
         def one(inner: Builder, indices: Sequence[Value], part: Value) -> list[Value]:
             if alone:

@@ -35,14 +35,13 @@ from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
 from tilewright.passes.common.combine import combine, combine_later, identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
-from tilewright.passes.common.scan_loops import find_scans, loads_inside
-from tilewright.passes.common.shift_rows import aligned_accesses, row_start, shift_of
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.to_tile.borders import Borders
 from tilewright.passes.to_tile.even_tiles import border_tests
 
 if TYPE_CHECKING:
     from tilewright.analysis.recomputed import Recomputed
+    from tilewright.passes.common.scan_loops import ScanLoop
+    from tilewright.passes.to_tile.borders import Borders
     from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
     from tilewright.passes.to_tile.rows_on_cpu import RowsOnCpu
 
@@ -62,6 +61,10 @@ GROUP_TERMS = 16
 
 NEAR = (0, 1, 2, 3)
 """How many elements apart the lanes of a vector may lie, to be sorted out of a few registers."""
+
+
+_AT_BORDERS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "min", "max", "mod"})
+"""Ops that make the borders of rows differ from their middle."""
 
 
 class RowPart(Enum):
@@ -105,18 +108,15 @@ class LoopLowering:
         if self.recomputed is not None:
             self.fetched.pop(self.recomputed.store.operands[0], None)
         walks = (*self.nest.reductions, *self.nest.sweeps)
-        self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
-        self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
+        self.row_start, self.aligned = self._shifted_rows(walks) if schedule.shifted else (None, set())
         self.tested: set[tuple[int, int]] = set()
         """Accesses, and axes of them, whose indices were tested before the loop they stand in."""
         self.around = _loops_around(self.nest.parallel, ())
         """For each `accumulate`, the indices of the loops that it stands in."""
         self.shift: Value | None = None
         """How many elements a row's tile begins before the row."""
-        self.scan = find_scans(kernel) if schedule.scan else None
+        self.scan = self._find_scan() if schedule.scan else None
         """The loop that the threads of a block walk together."""
-        if self.scan is not None:
-            self.unguarded |= loads_inside(kernel, self.scan)
         self.borders = self._find_borders()
         self.place: RowPart | None = None
         """Where in a row the code at hand is, where rows have borders."""
@@ -140,6 +140,22 @@ class LoopLowering:
 
         return find_recomputed(self.kernel)
 
+    def _shifted_rows(self, walks: tuple[Op, ...]) -> tuple[Affine | None, set[int]]:
+        """Where rows that are shifted begin, and the accesses that are aligned then."""
+        from tilewright.passes.common.shift_rows import aligned_accesses, row_start
+
+        vector = self.schedule.vector
+        start = row_start(self.kernel, self.nest.parallel, walks, vector)
+        return start, aligned_accesses(self.kernel, walks, start, vector) if start is not None else set()
+
+    def _find_scan(self) -> ScanLoop | None:
+        from tilewright.passes.common.scan_loops import find_scans, loads_inside
+
+        scan = find_scans(self.kernel)
+        if scan is not None:
+            self.unguarded |= loads_inside(self.kernel, scan)
+        return scan
+
     def _row_arrays(self) -> dict[Value, Op]:
         from tilewright.analysis.row_arrays import row_arrays
 
@@ -155,6 +171,10 @@ class LoopLowering:
         axis = self.schedule.vector_index
         if self.target.simt or axis < 0 or len(self.tiled) != 1 or self.reduce_position is not None or self.kernel.attrs.get("frames"):
             return None
+        if self.kernel.opcodes.isdisjoint(_AT_BORDERS):
+            return None
+        from tilewright.passes.to_tile.borders import Borders
+
         borders = Borders(self.kernel, self.nest.parallel, self.forms, axis)
         return borders if borders.any else None
 
@@ -242,6 +262,8 @@ class LoopLowering:
                     limit = inner.like(extents[p], local[index])
                     masks.append(Condition(inner.op("lt", local[index], limit), edge=True))
             if self.row_start is not None:
+                from tilewright.passes.common.shift_rows import shift_of
+
                 self.shift = shift_of(inner, self.row_start, local, self.schedule.vector)
             self.ops(inner, self.region.ops, local, masks)
             return []

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tilewright.compile.driver import COMPILER
+
 ROOT = Path(__file__).parents[2] / "src" / "tilewright"
 BELOW: dict[str, frozenset[str]] = {
     layer: frozenset(imports.split())
@@ -84,6 +86,10 @@ def violations(name: str, imported: set[str]) -> list[str]:
 def test_imports_go_down(name: str) -> None:
     assert name.split(".")[1] in BELOW, f"{name} is in no known layer"
     assert violations(name, imports(name, TEXTS[name])) == []
+
+
+def test_the_version_of_the_compiler_covers_all_that_it_imports() -> None:
+    assert set(COMPILER) == BELOW["compile"] | {"compile"}
 
 
 @pytest.mark.parametrize("for_types", [False, True])

@@ -306,9 +306,9 @@ def host_cpu() -> Target:
     """The CPU we run on, with its SIMD level detected."""
     import os
 
-    import llvmlite.binding as llvm
+    from tilewright.base.llvm_library import host_features, host_name, process_triple
 
-    features = llvm.get_host_cpu_features()
+    features = host_features()
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         level, width = "scalar", 8
@@ -327,13 +327,13 @@ def host_cpu() -> Target:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
         cores = os.cpu_count() or 1
-    text = features.flatten()
+    text = ",".join(("+" if there else "-") + name for name, there in features.items())
     if level in ("avx512", "amx"):
         # LLVM prefers 256-bit vectors on many AVX-512 chips; our kernels ask for what they need.
         text += ",-prefer-256-bit"
     return Target(
         name=f"{base}-{level}", kind="cpu", multiprocessors=cores, vector_bytes=width,
-        features=frozenset({level}), soft_casts=_soft_casts(f"{base}-{level}"), triple=llvm.get_process_triple(), cpu=llvm.get_host_cpu_name(), cpu_features=text,
+        features=frozenset({level}), soft_casts=_soft_casts(f"{base}-{level}"), triple=process_triple(), cpu=host_name(), cpu_features=text,
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from tilewright.base import environment, levels
 from tilewright.base.artifact import Artifact, SmallSums
 from tilewright.base.errors import CompilerBug, Note, TilewrightError, UserError
+from tilewright.base.llvm_library import library_path
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target, host_cpu
@@ -105,11 +106,13 @@ class Compilation:
     """Of a kernel with `empty` arrays: the program as its author wrote it, before kernels were fused."""
 
 
-@functools.cache
-def compiler_version() -> str:
-    """Changes whenever the compiler's source or LLVM does; part of every cache key."""
-    import llvmlite
+COMPILER = ("base", "tree", "ir", "frontend", "analysis", "passes", "primitives", "codegen", "runtime", "compile")
+"""The layers that artifacts are made by; those above call them."""
 
+
+@functools.cache
+def compiler_version(layers: tuple[str, ...] = COMPILER) -> str:
+    """Changes whenever the source of these layers or LLVM does; part of every cache key."""
     found: list[str] = []
 
     def visit(directory: str) -> None:
@@ -121,9 +124,17 @@ def compiler_version() -> str:
                 elif entry.is_dir() and entry.name != "__pycache__":
                     visit(entry.path)
 
-    visit(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    text = "\n".join([llvmlite.__version__, *sorted(found)])
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for layer in layers:
+        visit(os.path.join(root, layer))
+    llvm = os.stat(library_path())
+    text = "\n".join([f"{llvm.st_size}:{llvm.st_mtime_ns}", *sorted(found)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def package_version() -> str:
+    """The same for all layers: for what those above the compiler keep."""
+    return compiler_version((".",))
 
 
 def _kept_code(name: str, build: Callable[[Target], bytes], extra: str = "") -> bytes:

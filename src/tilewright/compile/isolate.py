@@ -34,6 +34,7 @@ from typing import IO
 from tilewright.base import errors
 from tilewright.base.errors import CompilerBug, Diagnostic, TilewrightError
 from tilewright.base.forks import fork_safe_lock
+from tilewright.base.llvm_library import LlvmModule, TargetMachine, process_triple
 
 TIMEOUT_SECONDS = 60.0
 _START_SECONDS = 60.0
@@ -71,18 +72,15 @@ class _WorkerLate(Exception):
 
 def emit_assembly(text: str, triple: str, cpu: str, features: str) -> bytes:
     """LLVM text to assembly (PTX for NVPTX), without optimisation; the plainest thing to run isolated."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3, codemodel="default")
+    machine = TargetMachine(triple, cpu, features, opt=3, code_model="default")
     try:
-        module = llvm.parse_assembly(text)
-        module.verify()
+        module = LlvmModule(text)
     except RuntimeError as error:
         raise CompilerBug.at("TW040", f"LLVM refused its input: {error}") from error
-    assembly: str = machine.emit_assembly(module)
-    return assembly.encode()
+    try:
+        return machine.emit(module, as_object=False)
+    finally:
+        module.close()
 
 
 # -- the caller's side ----------------------------------------------------------------------------------------------
@@ -372,8 +370,8 @@ def serve() -> None:
 
         # A crash is expected here now and then; it is no reason to leave a core file.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    # The slow import, done before the first request asks for it.
-    importlib.import_module("llvmlite.binding")
+    # What is slow, done before the first request asks for it.
+    process_triple()
     _write(answers, _pack(["ready"]))
     read = _reader(requests, None)
     while True:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING
 
-from tilewright.analysis.contraction import find_contraction
 from tilewright.base.errors import Diagnostic, Note, note_of
 from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
@@ -67,7 +66,12 @@ def _is_cut(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> bool:
 def _packed_notes(call: KernelCall, plan: GpuProduct, inputs: Set[str]) -> list[Diagnostic]:
     """Arrays of the caller that a product copies first because of their strides. Other packs (elements that lie the wrong way round for their
     dtype) are part of how such products are computed."""
-    if "pack" not in (plan.a_copy, plan.b_copy) or (contraction := find_contraction(call.kernel)) is None:
+    if "pack" not in (plan.a_copy, plan.b_copy):
+        return []
+    from tilewright.analysis.contraction import find_contraction
+
+    contraction = find_contraction(call.kernel)
+    if contraction is None:
         return []
     names = dict(zip(call.kernel.params, call.args, strict=True))
     ways = (plan.b_copy, plan.a_copy) if plan.swap_ab else (plan.a_copy, plan.b_copy)

@@ -17,7 +17,7 @@ import numpy as np
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
-from tilewright.compile.driver import compile_kernel, compiler_version
+from tilewright.compile.driver import compile_kernel, package_version
 from tilewright.compile.store import STORE
 from tilewright.execute.devices import default_device, find_device
 from tilewright.graphs.executor import stepped
@@ -41,7 +41,7 @@ class MegaKernel:
             raise UserError.at("TW009", f"ring_bytes={ring_bytes!r}", help="give a number of bytes; 0 is no ring")
         if ring_bytes and self.target.is_host:
             raise UserError.at("TW016", f"ring_bytes={ring_bytes} does nothing on {self.target.name}", help="leave it out: a ring is in the shared memory of a GPU's blocks")
-        self.key = hashlib.sha256(f"mega|{plan.key or plan.text}|{self.target.key()}|{ring_bytes}|{compiler_version()}".encode()).hexdigest()
+        self.key = hashlib.sha256(f"mega|{plan.key or plan.text}|{self.target.key()}|{ring_bytes}|{package_version()}".encode()).hexdigest()
         """Where it is in the cache: a hash of tape, architecture and compiler."""
         self.from_cache = STORE.find(self.key) is not None
         self.artifact: Artifact = STORE.get_or_build(self.key, self._build)

@@ -14,7 +14,7 @@ from math import prod
 
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
-from tilewright.compile.driver import compiler_version
+from tilewright.compile.driver import package_version
 from tilewright.compile.store import STORE
 from tilewright.graphs.executor import Executor
 from tilewright.graphs.graph import TensorGraph
@@ -98,7 +98,7 @@ class TapePlan:
     def key(self) -> str:
         """A hash of the tape, of how it is planned, and of the compiler; empty where something of it is not plain: then it is planned each time."""
         graph = graph_key(self.graph, self.found.sizes)
-        return hashlib.sha256(f"mega plan|{self.tape.key()}|{self.fuse}|{graph}|{compiler_version()}".encode()).hexdigest() if graph else ""
+        return hashlib.sha256(f"mega plan|{self.tape.key()}|{self.fuse}|{graph}|{package_version()}".encode()).hexdigest() if graph else ""
 
     @property
     def text(self) -> str:

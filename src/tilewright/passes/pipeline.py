@@ -62,7 +62,7 @@ EXPAND_DOTS = Pass(
 )  # fmt: skip
 DOT_PRODUCTS = Pass(
     "dot_products", "thread", "thread", late("packed.dot_products", "dot_products"),
-    "Arm CPU: sums of products of bytes become dot products, whose lanes are added up as late as can be.", takes=TARGET,
+    "Arm CPU: sums of products of bytes become dot products, whose lanes are added up as late as can be.", takes=TARGET, needs="fold",
 )  # fmt: skip
 SPLIT_BLOCKS = Pass(
     "split_blocks", "loop", "loop", late("packed.split_blocks", "split_blocks"),
@@ -210,7 +210,7 @@ JOIN_PHASES = Pass(
 )  # fmt: skip
 PART_PHASES = Pass(
     "part_phases", "program", "program", late("windows.join_phases", "part_phases"),
-    "CPU: phases that were joined are kernels again, each with its numbers.", takes=("phases",),
+    "CPU: phases that were joined are kernels again, each with its numbers.", takes=("phases",), needs="phases",
 )  # fmt: skip
 SPLIT_IMAGES = Pass(
     "split_images", "program", "program", late("windows.split_images", "split_images"),
@@ -289,7 +289,7 @@ SPLIT_SCANS = Pass(
 )  # fmt: skip
 VERSION_RECORDS = Pass(
     "version_records", "program", "program", late("loop.version_records", "version_records"),
-    "CPU: kernels that walk the last axis of arrays by constants (`x[i, 0]`, `x[i, 1]`) get a version for arrays that end there.", takes=("plans", "target"), gives="plans",
+    "CPU: kernels that walk the last axis of arrays by constants (`x[i, 0]`, `x[i, 1]`) get a version for arrays that end there.", takes=("plans", "target"), gives="plans", cpu=True,
 )  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", late("program.stream_k", "stream_k"),
@@ -367,7 +367,7 @@ SHARE_SCATTERS = Pass(
 )  # fmt: skip
 COUNT_OPERATIONS = Pass(
     "count_operations", "loop", "loop", late("to_tile.count_operations", "count_operations"),
-    "Kernels with reductions say how many operations they do, so that a launch knows whether it has work for other threads (CPU).", takes=TARGET,
+    "Kernels with reductions say how many operations they do, so that a launch knows whether it has work for other threads (CPU).", takes=TARGET, cpu=True, needs="reduce",
 )  # fmt: skip
 FUSE_LOOPS = Pass(
     "fuse_loops", "tile", "tile", late("to_tile.fuse_loops", "fuse_loops"),

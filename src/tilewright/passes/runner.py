@@ -90,9 +90,11 @@ class Pass:
     """The field of the context that the function returns besides."""
     gpu: bool = False
     """Whether it does nothing where the target is a CPU, or not known. It is not loaded there."""
+    cpu: bool = False
+    """Whether it does nothing where the target is a GPU. It is not loaded there."""
     needs: str = ""
-    """What it does nothing without: the opcode of some op, one of several words, `@name` for an attribute of some op; or `plans`, of any call. Without it the pass
-    is not even loaded."""
+    """What it does nothing without: the opcode of some op, one of several words, `@name` for an attribute of some op; or `plans`, or `phases`, of any call. Without
+    it the pass is not even loaded."""
 
     @property
     def is_of_kernels(self) -> bool:
@@ -100,12 +102,14 @@ class Pass:
 
     def is_idle(self, subject: Subject, context: PassContext) -> bool:
         """Whether it has nothing to do."""
-        if self.gpu and not context.simt:
+        if (self.gpu and not context.simt) or (self.cpu and context.simt):
             return True
         if not self.needs or context.given:
             return False
         if self.needs == "plans":
             return not any(context.plans)
+        if self.needs == "phases":
+            return not context.phases
         kernels = (subject,) if isinstance(subject, Kernel) else tuple(call.kernel for call in subject.calls) if isinstance(subject, Program) else ()
         wanted = self.needs.split()
         return bool(kernels) and all(kernel.opcodes.isdisjoint(wanted) for kernel in kernels)

@@ -1,4 +1,4 @@
-"""LLVM text in, machine code out, through llvmlite.
+"""LLVM text in, machine code out.
 
 In: LLVM IR text without `target triple` and `target datalayout` lines, and a `Target` (CPU or GPU). Out: a relocatable
 object, assembly text, or the optimised IR. In between: the text is parsed and verified in a context of its own, so that what
@@ -15,7 +15,6 @@ are kept and reused.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import tempfile
@@ -23,14 +22,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import llvmlite.binding as llvm
-from llvmlite.binding import ffi
-from llvmlite.binding.newpassmanagers import NewPassManager
-
 from tilewright.base.errors import CompilerBug
 from tilewright.base.forks import at_work, fork_safe_rlock
 from tilewright.base.headroom import COMPILE_BYTES, require_room
 from tilewright.base.levels import Level, level_of
+from tilewright.base.llvm_library import LlvmModule, TargetMachine
 from tilewright.base.target import Target
 from tilewright.codegen.llvm.short_floats import helpers
 
@@ -49,8 +45,7 @@ _thread = threading.local()
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Inside, what this thread compiles keeps no other thread waiting: it has target machines of its own, and does not hold llvmlite's lock
-    while LLVM works, which is safe since each module has a context of its own."""
+    """Inside, what this thread compiles keeps no other thread waiting: it has target machines of its own."""
     _thread.apart = True
     try:
         yield
@@ -66,41 +61,14 @@ def _turn() -> threading.RLock:
     return _compiling_apart if _is_apart() else _compiling
 
 
-def _unlocked(name: str, *arguments: object) -> object:
-    """A function of LLVM that takes long, without llvmlite's lock."""
-    function = getattr(ffi.lib, name)
-    return getattr(function, "_cfn", function)(*arguments)
-
-
 @functools.cache
-def _leave_checks_to_us() -> None:
-    """LLVM's reader checks modules that have line numbers by itself, and ends the process where they are wrong; we check all of them."""
-    llvm.set_option("tilewright", "-disable-auto-upgrade-debug-info")
-
-
-@functools.cache
-def _initialise(native: bool) -> None:
-    _leave_checks_to_us()
-    if native:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-    else:
-        llvm.initialize_all_targets()
-        llvm.initialize_all_asmprinters()
-    llvm.initialize_native_asmparser()
-
-
-@functools.cache
-def _machine(triple: str, cpu: str, features: str, opt: int, apart: bool) -> llvm.TargetMachine:
-    _initialise(triple == llvm.get_process_triple())
-    return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small" if not triple.startswith("nvptx") else "default"
-    )
+def _machine(triple: str, cpu: str, features: str, opt: int, apart: bool) -> TargetMachine:
+    return TargetMachine(triple, cpu, features, opt, "default" if triple.startswith("nvptx") else "small")
 
 
 @functools.cache
 def _header(triple: str, cpu: str, features: str, opt: int, apart: bool) -> str:
-    layout = _machine(triple, cpu, features, opt, apart).target_data
+    layout = _machine(triple, cpu, features, opt, apart).data_layout()
     return f'target triple = "{triple}"\ntarget datalayout = "{layout}"\n'
 
 
@@ -139,52 +107,24 @@ class _Module:
         level = _level(target, opt)
         key = (*machine_names(target), level.machine, _is_apart())
         self.machine = _machine(*key)
-        self.context = llvm.create_context()
         whole = _header(*key) + text + (_RESERVE if target.is_host else "")
         try:
-            self.module = llvm.parse_assembly(whole, self.context)
-            self.module.verify()
+            self.module = LlvmModule(whole)
         except RuntimeError as error:
             raise CompilerBug.at(
                 "TW040",
                 f"LLVM rejects the code generated for {target.name}: {str(error).strip()}",
                 help=f"please report this; the LLVM text is in {_save(whole)}",
             ) from error
-        tuning = llvm.create_pipeline_tuning_options(speed_level=level.passes)
-        tuning.loop_vectorization = False
-        tuning.loop_interleaving = False
-        tuning.slp_vectorization = False
-        tuning.loop_unrolling = level.unroll
-        builder = llvm.create_pass_builder(self.machine, tuning)
-        manager = builder.getModulePassManager()
-        try:
-            if _is_apart():
-                _unlocked("LLVMPY_RunNewModulePassManager", manager, self.module, builder)
-            else:
-                manager.run(self.module, builder)
-        finally:
-            # llvmlite forgets to: its class of pass managers inherits a `_dispose` that does nothing.
-            NewPassManager._dispose(manager)
-            manager.detach()
-            builder.close()
+        self.module.optimise(self.machine, level.passes, level.unroll)
 
-    def emit_object(self) -> bytes:
-        """The module as an object."""
-        if not _is_apart():
-            return bytes(self.machine.emit_object(self.module))
-        with ffi.OutputString() as problem:
-            held = _unlocked("LLVMPY_TargetMachineEmitToMemory", self.machine, self.module, 1, problem)
-            if not held:
-                raise RuntimeError(str(problem))
-        try:
-            return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(held), ffi.lib.LLVMPY_GetBufferSize(held))
-        finally:
-            ffi.lib.LLVMPY_DisposeMemoryBuffer(held)
+    def emit(self, as_object: bool) -> bytes:
+        """The module as an object, or as assembly."""
+        return self.machine.emit(self.module, as_object)
 
     def close(self) -> None:
-        """Free the module and its context now; the machine is kept."""
+        """Free the module now; the machine is kept."""
         self.module.close()
-        self.context.close()
 
 
 def compile_object(text: str, target: Target, opt: int | None = None) -> bytes:
@@ -198,7 +138,7 @@ def compile_object(text: str, target: Target, opt: int | None = None) -> bytes:
 def _object(text: str, target: Target, opt: int | None) -> bytes:
     module = _Module(text, target, opt)
     try:
-        return module.emit_object()
+        return module.emit(as_object=True)
     finally:
         module.close()
 
@@ -208,8 +148,8 @@ def emit_assembly(text: str, target: Target, opt: int | None = None) -> str:
     with at_work(), _turn():
         module = _Module(text, target, opt)
         try:
-            assembly = str(module.machine.emit_assembly(module.module))
-            if target.kind != "nvptx":
+            assembly = module.emit(as_object=False).decode()
+            if target.kind != "nvptx" or not ("neg.s16" in assembly or "abs.s16" in assembly):
                 return assembly
             from tilewright.codegen.llvm.assembler_faults import avoid_faults
 
@@ -221,7 +161,11 @@ def emit_assembly(text: str, target: Target, opt: int | None = None) -> str:
 def optimised_ir(text: str, target: Target, opt: int | None = None) -> str:
     """The LLVM IR after LLVM's own passes, to look at."""
     with at_work(), _turn():
-        return str(_Module(text, target, opt).module)
+        module = _Module(text, target, opt)
+        try:
+            return str(module.module)
+        finally:
+            module.close()
 
 
 def emit_assembly_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:

@@ -19,7 +19,7 @@ from tilewright.base.dtypes import i64, u8, u32
 from tilewright.base.errors import DeviceError, TargetLimit, UserError
 from tilewright.base.target import Target
 from tilewright.compile.build import build_artifact
-from tilewright.compile.driver import compiler_version
+from tilewright.compile.driver import package_version
 from tilewright.compile.store import STORE
 from tilewright.execute.device import Device, array_device
 from tilewright.execute.places import ArrayPlace
@@ -105,7 +105,7 @@ def blocks_per_processor(step: StepPlan, target: Target) -> int:
 
 def _artifact(step: StepPlan, program: Program, target: Target) -> Artifact:
     # Its kernels have been through all passes: only loops and waits were added.
-    key = hashlib.sha256("\0".join(("persistent", print_program(program), target.key(), compiler_version())).encode()).hexdigest()
+    key = hashlib.sha256("\0".join(("persistent", print_program(program), target.key(), package_version())).encode()).hexdigest()
 
     def built() -> Artifact:
         verify_program(program)

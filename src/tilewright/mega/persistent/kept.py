@@ -18,7 +18,7 @@ import numpy as np
 from tilewright.base.artifact import Artifact, IndexSite
 from tilewright.base.dtypes import DType, by_name
 from tilewright.base.target import Target
-from tilewright.compile.driver import compiler_version
+from tilewright.compile.driver import package_version
 from tilewright.compile.store import STORE
 from tilewright.graphs.graph import TensorGraph
 from tilewright.graphs.lower import PlannedValue, Ref
@@ -85,7 +85,7 @@ def step_key(graph: TensorGraph, sizes: Mapping[str, int], target: Target, multi
     graph_part = graph_key(graph, sizes)
     if not graph_part:
         return ""
-    return hashlib.sha256(f"mega step|{graph_part}|{target.key()}|{multiprocessors}|{sorted(options.items())!r}|{compiler_version()}".encode()).hexdigest()
+    return hashlib.sha256(f"mega step|{graph_part}|{target.key()}|{multiprocessors}|{sorted(options.items())!r}|{package_version()}".encode()).hexdigest()
 
 
 # -- entries --------------------------------------------------------------------------------------------------------

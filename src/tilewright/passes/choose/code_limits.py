@@ -12,15 +12,13 @@ from types import MappingProxyType
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Block, Kernel, Op
 from tilewright.ir.program import Program
-from tilewright.passes.schedules.attention import WgmmaAttention
-from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.tree.metadata import KernelMetadata
 
 
 def with_limits(program: Program, metadata: KernelMetadata, schedules: Sequence[object], target: Target) -> Program:
     """The program with what attributes say about its code."""
     unroll, registers = metadata.hints.unroll_factor, metadata.max_registers if target.simt else 0
-    if any(isinstance(schedule, Wgmma | WgmmaAttention) for schedule in schedules):
+    if registers and _have_warp_groups(schedules):
         registers = 0  # warp groups share out registers themselves
     if unroll is None and not registers:
         return program
@@ -31,6 +29,13 @@ def with_limits(program: Program, metadata: KernelMetadata, schedules: Sequence[
             kernel = replace(kernel, body=_unrolled(kernel.body, unroll))
         calls.append(replace(call, kernel=_limited(kernel, registers) if registers else kernel))
     return replace(program, calls=tuple(calls))
+
+
+def _have_warp_groups(schedules: Sequence[object]) -> bool:
+    from tilewright.passes.schedules.attention import WgmmaAttention
+    from tilewright.passes.schedules.matrix import Wgmma
+
+    return any(isinstance(schedule, Wgmma | WgmmaAttention) for schedule in schedules)
 
 
 def _limited(kernel: Kernel, registers: int) -> Kernel:

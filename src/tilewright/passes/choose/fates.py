@@ -17,7 +17,6 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.program import Program
 from tilewright.ir.types import dtype_of
-from tilewright.passes.schedules.attention import GpuAttention
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.tree.metadata import KernelMetadata
@@ -112,6 +111,8 @@ def _loop_tile(schedule: Schedule, metadata: KernelMetadata) -> bool:
 
 def copies_asynchronously(schedule: MatrixSchedule) -> bool:
     """Whether operands of a schedule come by the copy engine or by `cp.async`."""
+    from tilewright.passes.schedules.attention import GpuAttention
+
     if isinstance(schedule, GpuAttention):
         return True
     return isinstance(schedule, GpuProduct) and schedule.stages > 1 and "threads" not in (schedule.a_copy, schedule.b_copy)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import TYPE_CHECKING
 
 from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.loop_nest import (
@@ -42,12 +43,10 @@ from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.choose.short_sums import row_group_of, short_schedule
-from tilewright.passes.common.scan_loops import ScanLoop, scan_length, scanned_by_blocks
-from tilewright.passes.common.shift_rows import read_shared, row_start, walked
-from tilewright.passes.rows.flatten_rows import flattened
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.to_tile.loops.column_sums import row_group
+
+if TYPE_CHECKING:
+    from tilewright.passes.common.scan_loops import ScanLoop
 
 LONG_SEARCH, SHORT_SEARCH = 2048, 512
 """Elements of a run whose extreme value argmin and argmax look for first: the place is looked for in one run. Short ones end often, which costs little where a maximum is
@@ -110,9 +109,12 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         on_reduction = False  # hardly any result has terms: what counts is that all are looked at
     search = SHORT_SEARCH if target.has_ieee_maximum else LONG_SEARCH
     window = slides(kernel, nest)
-    short = short_schedule(kernel, nest, target, lanes, hints)
-    if short is not None:
-        return short
+    if nest.reductions:
+        from tilewright.passes.choose.short_sums import short_schedule
+
+        short = short_schedule(kernel, nest, target, lanes, hints)
+        if short is not None:
+            return short
     pair = pairs_of_rows(nest, analyse(kernel)) if on_reduction and not window and can_repeat(kernel) and lanes > 1 and not kernel.attrs.keys() & {"blocks", "in_order"} else None
     if pair is not None:
         # Some rows of the one array and a few vectors of rows of the other are loaded once for all their pairs.
@@ -155,13 +157,15 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
             return Schedule((1,) * rank, row_axis=rank - 1, rows_per_block=costs.chunk // 16)
         return Schedule((1,) * rank)
     chunk = costs.chunk if not nest.reductions else costs.columns
-    group = row_group(kernel, nest, axis)
+    group = _row_group(kernel, nest, axis)
     if group:
         width = dtype_of(nest.reductions[0].results[0].type).itemsize
         tiles = tuple(lanes * 4 if position == axis else 1 for position in range(rank))
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=max(1, costs.columns * 4 // max(4, width)), row_group=group)
     if (window or slides(kernel, nest, any_axis=True)) and can_repeat(kernel):
         # Rows of images are short: a step of two registers, then of one; so are their channels. A block does several of them.
+        from tilewright.passes.choose.short_sums import row_group_of
+
         row_axis = next((p for p in reversed(range(rank)) if p != axis), -1)
         group = row_group_of(kernel, nest, row_axis, hints)
         tiles = tuple(lanes * (2 if window or group > 1 else 4) if position == axis else group if position == row_axis else 1 for position in range(rank))
@@ -235,7 +239,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("placed"):
         return _placing(kernel, nest, vector, target, tuple(hint(extent, hints) * 3 // 4 for extent in nest.extents))  # a hint is a power of two, and no less
     if not nest.reductions and not nest.sweeps:
-        scan = scanned_by_blocks(kernel, target, hints)
+        scan = _block_scan(kernel, target, hints)
         if scan is not None:
             return _gpu_scan(kernel, nest, scan, vector, hints, target)
         turned = _turned_map(kernel, nest, vector, hints, target)
@@ -408,9 +412,29 @@ def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
     return Schedule(tuple(tiles), 1, 1, vector_index=axis, threads=costs.turned_threads, loads_turned=True)
 
 
+def _row_group(kernel: Kernel, nest: Nest, axis: int) -> int:
+    """Rows of a sum over columns that are added at a time; 0 for others."""
+    if not nest.reductions:
+        return 0
+    from tilewright.passes.to_tile.loops.column_sums import row_group
+
+    return row_group(kernel, nest, axis)
+
+
+def _block_scan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> ScanLoop | None:
+    """The loop that the threads of a block scan together, where there is one."""
+    if "for" not in kernel.opcodes:
+        return None
+    from tilewright.passes.common.scan_loops import scanned_by_blocks
+
+    return scanned_by_blocks(kernel, target, hints)
+
+
 def _gpu_scan(kernel: Kernel, nest: Nest, scan: ScanLoop, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:
     """Lines are scanned by the threads of a block together, short ones by a warp, which waits for no other. What the warps of a block have in a step, a lane each
     finds out of all."""
+    from tilewright.passes.common.scan_loops import scan_length
+
     length, lanes = scan_length(kernel, scan, hints), target.warp_size
     vector = aligned_walk(kernel, scan.loop, vector)
     tiles = [1] * len(nest.extents)
@@ -568,6 +592,10 @@ def _results_side_by_side(kernel: Kernel, nest: Nest) -> int | None:
     return None
 
 
+_WALKS = frozenset({"for", "reduce"})
+"""Ops that walk a row."""
+
+
 def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
     """The schedule for rows that are walked several times and fit the registers of a block, or of a cluster; None for all else. It serves
     rows up to its `reduce_tile` that need all its steps, so the sizes of the call must be known."""
@@ -576,6 +604,11 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     nest = nest_of(kernel)
     if not target.simt:
         return None
+    if kernel.opcodes.isdisjoint(_WALKS):
+        return None
+    from tilewright.passes.common.shift_rows import read_shared
+    from tilewright.passes.rows.flatten_rows import flattened
+
     if not _walks_rows(kernel, nest):
         flat = flattened(kernel)
         found = row_schedule(flat, target, sizes) if flat is not None else None
@@ -614,6 +647,8 @@ def _row_resident(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, clu
         return 0
     if cluster > 1:
         return 2 if scaled and threads == costs.threads else 0
+    from tilewright.passes.common.shift_rows import read_shared
+
     return max(1, 2 * costs.threads // threads) if len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1 else 0
 
 
@@ -638,6 +673,8 @@ def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector
 
 def _most_values(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, cluster: int) -> int:
     """Elements of a row that one thread of such blocks may hold."""
+    from tilewright.passes.common.shift_rows import walked
+
     if threads == 1024:
         return costs.values // 4
     if len(walked(kernel, (*nest.reductions, *nest.sweeps))) > 1 or any(op.opcode == "floordiv" for op in walk(nest.parallel.regions[0])):
@@ -649,6 +686,8 @@ def _shifted(kernel: Kernel, nest: Nest, costs: RowCosts, plain: Schedule, lengt
     """The same for rows that begin anywhere, with wide vectors all the same: of 16 bytes, or of 8 where a row then leaves clearly
     fewer registers empty, or where single elements are read beside them, which lie the further apart the wider vectors are. None
     where arrays begin differently, or the last full step would not be surely full."""
+    from tilewright.passes.common.shift_rows import read_shared, row_start
+
     walks = (*nest.reductions, *nest.sweeps)
     shared = bool(read_shared(kernel, walks))
     best: Schedule | None = None

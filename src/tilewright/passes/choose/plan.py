@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import product
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, is_watched
+from tilewright.ir.nodes import Kernel, is_watched, walk
 from tilewright.ir.program import Program
 from tilewright.ir.types import Tensor
 from tilewright.passes.choose.loops import choose, placing_schedule, range_schedule, row_schedule, turned_columns
-from tilewright.passes.choose.packed_rows import packed_rows
-from tilewright.passes.choose.windows import window_schedule
-from tilewright.passes.choose.wishes import followed, wishes_for_loops, with_wishes
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, Wgmma, products_of
 from tilewright.passes.schedules.plans import Plan, Plans
@@ -76,6 +73,8 @@ def plan_contractions(
         if several:
             plans.append(several[0][1])
         elif not candidates:
+            from tilewright.passes.choose.wishes import wishes_for_loops
+
             own = metadata.of(call.kernel.name) if metadata is not None else None
             rows = None if wishes_for_loops(own) else row_schedule(call.kernel, target, sizes) or range_schedule(call.kernel, target, sizes)
             plans.append(rows or placing_schedule(call.kernel, target, sizes))
@@ -134,15 +133,45 @@ def choose_schedules(
     chosen: list[Plan] = []
     for call, plan in zip(program.calls, plans, strict=True):
         own = metadata.of(call.kernel.name) if metadata is not None and wished else None
-        if plan is None and own is not None and wishes_for_loops(own):
-            plan = followed(choose(call.kernel, target, hints), call.kernel, own, target)
+        if plan is None and own is not None:
+            plan = _wished(call.kernel, own, target, hints)
         if plan is None:
-            plan = packed_rows(call.kernel, target)
-        if plan is None and not is_watched(call.kernel):
-            plan = window_schedule(call.kernel, target, hints)
+            plan = _special(call.kernel, target, hints)
         plan = plan or choose(call.kernel, target, hints, sizes=not wished)
-        chosen.append(with_wishes(plan, call.kernel, target) if target.tuned and isinstance(plan, Schedule) else plan)
+        if target.tuned and isinstance(plan, Schedule):
+            from tilewright.passes.choose.wishes import with_wishes
+
+            plan = with_wishes(plan, call.kernel, target)
+        chosen.append(plan)
     return tuple(chosen)
+
+
+def _wished(kernel: Kernel, metadata: KernelMetadata, target: Target, hints: Mapping[str, int]) -> Plan:
+    """The schedule of loops that somebody has wishes for; None without any."""
+    from tilewright.passes.choose.wishes import followed, wishes_for_loops
+
+    return followed(choose(kernel, target, hints), kernel, metadata, target) if wishes_for_loops(metadata) else None
+
+
+def _special(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Plan:
+    """The schedule of packed rows, or of windows on GPUs; None for other kernels."""
+    if not target.simt and kernel.attrs.keys() & {"activations", "blocks"}:
+        from tilewright.passes.choose.packed_rows import packed_rows
+
+        found = packed_rows(kernel, target)
+        if found is not None:
+            return found
+    if not target.has_warps or is_watched(kernel) or not _may_slide(kernel):
+        return None
+    from tilewright.passes.choose.windows import window_schedule
+
+    return window_schedule(kernel, target, hints)
+
+
+def _may_slide(kernel: Kernel) -> bool:
+    """Whether results may read windows: in a sum, or by several loads of an array."""
+    loaded = [op.operands[0] for op in walk(kernel.body) if op.opcode == "load"]
+    return "reduce" in kernel.opcodes or len(set(loaded)) < len(loaded)
 
 
 # -- phases of transposed convolutions ----------------------------------------------------------------------------------------------

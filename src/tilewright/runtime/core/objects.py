@@ -9,37 +9,29 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+import sys
 
 from tilewright.base import abi
 from tilewright.base.forks import at_work, fork_safe_lock
 from tilewright.base.headroom import LOAD_BYTES, require_room
+from tilewright.base.llvm_library import LlvmModule, TargetMachine, call, call_for_text, call_or_raise, initialise
 
 stop_word = ctypes.c_int32()
 """Not 0 while CPU kernels are asked to leave."""
 
-# Serialises engine creation; LLVM's own lock covers single calls only.
+# Serialises engine creation.
 _loading = fork_safe_lock()
 
 
 @functools.cache
-def _llvm() -> Any:
-    """LLVM, loaded when there is something to run."""
-    import llvmlite.binding as llvm
-
-    return llvm
-
-
-@functools.cache
 def _initialise() -> None:
-    _llvm().initialize_native_target()
-    _llvm().initialize_native_asmprinter()
+    initialise(native=True)
     bind_symbol(abi.STOP, ctypes.addressof(stop_word))
 
 
 def bind_symbol(name: str, address: int) -> None:
     """Make `name` mean `address` for objects loaded from now on. The caller keeps what is there alive."""
-    _llvm().add_symbol(name, address)
+    call("AddSymbol", name, address)
 
 
 class ObjectCode:
@@ -47,24 +39,33 @@ class ObjectCode:
 
     def __init__(self, *objects: bytes) -> None:
         require_room(LOAD_BYTES, "load compiled code")
+        self._engine = 0
         with at_work(), _loading:
             _initialise()
-            llvm = _llvm()
-            machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
-            # llvmlite's memory manager keeps the sections of an object within reach of each other.
-            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
+            machine = TargetMachine(call_for_text("GetDefaultTargetTriple")[1])
+            self._module = LlvmModule("")
+            # llvmlite's memory manager keeps the sections of an object within reach of each other. The engine owns the module and the machine.
+            self._engine = call_or_raise("CreateMCJITCompiler", self._module.handle, machine.handle, True)
             for data in objects:
-                self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-            self._engine.finalize_object()
+                held = call("CreateObjectFile", data, len(data))
+                call("MCJITAddObjectFile", self._engine, held)
+                call("DisposeObjectFile", held)
+            call("FinalizeObject", self._engine)
+
+    def __del__(self) -> None:
+        if self._engine and not sys.is_finalizing():
+            call("DisposeExecutionEngine", self._engine)
+            self._module.handle = 0
+            self._module.close()
 
     def data(self, name: str) -> int:
         """Where the variable `name` is."""
-        found = int(self._engine.get_global_value_address(name))
+        found = int(call("GetGlobalValueAddress", self._engine, name))
         assert found, name
         return found
 
     def address(self, name: str) -> int:
         """Where the function `name` is."""
-        found = int(self._engine.get_function_address(name))
+        found = int(call("GetFunctionAddress", self._engine, name))
         assert found, name
         return found

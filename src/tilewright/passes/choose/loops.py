@@ -44,7 +44,7 @@ from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.short_sums import row_group_of, short_schedule
 from tilewright.passes.common.scan_loops import ScanLoop, scan_length, scanned_by_blocks
-from tilewright.passes.common.shift_rows import read_shared, row_start, walked
+from tilewright.passes.common.shift_rows import map_start, read_shared, row_start, walked
 from tilewright.passes.rows.flatten_rows import flattened
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.to_tile.column_sums import row_group
@@ -241,7 +241,8 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         turned = _turned_map(kernel, nest, vector, hints, target)
         if turned is not None:
             return turned
-        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
+        plain = _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
+        return _shifted_map(kernel, nest, plain, hints, target) or plain
     if _are_ranges(kernel, nest):
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
         if ranges is not None:
@@ -387,6 +388,24 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
         tiles[other] = max(min(rest, power_of_two(hint(nest.extents[other], hints))), target.warp_size * vector // tiles[axis], 1)
     threads = max(target.warp_size, min(threads, prod(tiles) // vector))
     return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads)
+
+
+def _shifted_map(kernel: Kernel, nest: Nest, plain: Schedule, hints: Mapping[str, int], target: Target) -> Schedule | None:
+    """The same for long rows of results that begin anywhere, whose tiles begin before them, at whole vectors. None for rows that begin at whole vectors anyway, and for
+    short ones, of which a block has several."""
+    axis, vector = plain.vector_index, plain.vector
+    if vector == 1 or target.kind != "nvptx" or plain.across > 1 or kernel.attrs.get("in_order") or is_watched(kernel):
+        return None
+    if hint(nest.extents[axis], hints) < _SHIFTED_ROW or any(op.opcode in ("for", "while", "if", "accumulate") for op in walk(nest.parallel.regions[0])):
+        return None
+    if stored_width(kernel, nest, axis, vector) * nest.narrowest >= target.costs.rows.vector or map_start(kernel, nest.parallel, axis, vector) is None:
+        return None
+    tiles = tuple(tile if p == axis else 1 for p, tile in enumerate(plain.tiles))
+    return replace(plain, tiles=tiles, threads=max(target.warp_size, min(plain.threads, tiles[axis] // vector)), shifted=True)
+
+
+_SHIFTED_ROW = 1024
+"""Elements of a row from which on its ends are few."""
 
 
 def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:

@@ -36,7 +36,7 @@ from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
 from tilewright.passes.common.combine import combine, combine_later, identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 from tilewright.passes.common.scan_loops import find_scans, loads_inside
-from tilewright.passes.common.shift_rows import aligned_accesses, row_start, shift_of
+from tilewright.passes.common.shift_rows import aligned_accesses, aligned_in_map, map_start, row_start, shift_of
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.to_tile.borders import Borders
 from tilewright.passes.to_tile.even_tiles import border_tests
@@ -105,8 +105,12 @@ class LoopLowering:
         if self.recomputed is not None:
             self.fetched.pop(self.recomputed.store.operands[0], None)
         walks = (*self.nest.reductions, *self.nest.sweeps)
-        self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
+        self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted and walks else None
         self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
+        self.map_start = map_start(kernel, self.nest.parallel, schedule.vector_index, schedule.vector) if schedule.shifted and not walks else None
+        """Where the rows of a map begin, if their tiles begin before them."""
+        if self.map_start is not None:
+            self.aligned = aligned_in_map(kernel, self.nest.parallel, schedule.vector_index, self.map_start, schedule.vector)
         self.tested: set[tuple[int, int]] = set()
         """Accesses, and axes of them, whose indices were tested before the loop they stand in."""
         self.around = _loops_around(self.nest.parallel, ())
@@ -193,7 +197,8 @@ class LoopLowering:
 
     def _block_indices(self, b: Builder, steps: Sequence[int | Size]) -> tuple[Size, list[Value]]:
         """The number of blocks when index p advances by steps[p] per block, and this block's first index along each."""
-        counts = [ceildiv(extent, Size.of(step) if isinstance(step, int) else step) for extent, step in zip(self.nest.extents, steps, strict=True)]
+        reach = [e + self.schedule.vector - 1 if self.map_start is not None and p == self.schedule.vector_index else e for p, e in enumerate(self.nest.extents)]
+        counts = [ceildiv(extent, Size.of(step) if isinstance(step, int) else step) for extent, step in zip(reach, steps, strict=True)]
         blocks = ONE
         for count in counts:
             blocks = blocks * count
@@ -222,8 +227,12 @@ class LoopLowering:
         blocks, starts = self._block_indices(b, tiles)
         extents = [b.index(e) for e in self.nest.extents]
         full: Value | None = None
+        if self.map_start is not None:
+            axis, places = self.schedule.vector_index, dict(env) | dict(zip(self.region.args, starts, strict=True))
+            starts[axis] = b.sub(starts[axis], shift_of(b, self.map_start, places, self.schedule.vector))
+            full = b.op("ge", starts[axis], b.index(0))
         for p in self.tiled:
-            if self.nest.extents[p] == ONE or self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
+            if self.map_start is None and (self.nest.extents[p] == ONE or self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts)):
                 continue
             if self.schedule.window and (p != self.schedule.along or self.schedule.masked):
                 continue  # a thread's own results are all there or none is
@@ -237,6 +246,9 @@ class LoopLowering:
                     local[index] = starts[p]  # of an index that is always 0 there is one element, whatever the tile: stores need not name it
                     continue
                 local[index] = self.index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
+                if masked and self.map_start is not None:
+                    masks.append(Condition(self._of_row(inner, local[index], extents[p]), edge=True))
+                    continue
                 cut = masked or (self.schedule.window and (p != self.schedule.along or self.schedule.masked))
                 if cut and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                     limit = inner.like(extents[p], local[index])
@@ -253,6 +265,11 @@ class LoopLowering:
         else:
             b.if_(full, lambda inner: body(inner, False), lambda inner: body(inner, True))
         return blocks
+
+    def _of_row(self, b: Builder, index: Value, extent: Value) -> Value:
+        """Which of the indices of a tile that may begin before its row, and end after it, are the row's."""
+        begun = b.op("lt", b.sub(b.splat(0, index), index), b.splat(1, index))  # index > -1
+        return b.logical_and(begun, b.op("lt", index, b.like(extent, index)))
 
     def _cpu(self, b: Builder, env: dict[Value, Value]) -> Size:
         if self.schedule.short_rows:

@@ -623,6 +623,7 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
         whole=True, cluster=cluster, resident=_row_resident(kernel, nest, costs, threads, cluster, steps * vector, scaled),
     )  # fmt: skip
     known = nest.reduce_extent.product_name or nest.reduce_extent.constant is not None
+    narrow = min(vector, aligned_rows(kernel, nest, vector)) * nest.narrowest < costs.vector  # rows of whole vectors may begin anywhere, too
     return (_shifted(kernel, nest, costs, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
 
 

@@ -405,6 +405,7 @@ def _image_ranked(form: ImageForm, terms: int, folded: int, way: str, target: Ta
     weights = _number(product(weight_parts.type.shape), hints)
     elements = _number(product(image_parts.type.shape), hints) + _number(form.read, hints) + 1.5 * weights
     moved = 2 * target.costs.launch.second + 4 * elements / rate
+    moved *= 2 if way and "phase" in form.kernel.attrs else 1  # phases would share parts of the image as it is, but have rows of their own
     store = "direct" if swap else "tma"
     tiles = [replace(s, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, to_channels_last=way, chunk=IMAGE_CHUNK) for s in _IMAGE_TILES]
     # Steps are whole; what they read lies in the L2 cache, into which every pixel comes once.

@@ -287,6 +287,9 @@ class MapCosts:
 
     vectors: int = 2
     """Vectors of a thread in flight: best or within noise of it for one to three streams."""
+    shifted_vectors: int = 8
+    shifted_threads: int = 256
+    """Vectors of a row that begins anywhere, from which on it is written in vectors nevertheless, and threads of a block that has such rows."""
     few_terms: int = 32
     """So short a reduction, where results lie side by side too, is not spread over threads."""
     across: int = 8

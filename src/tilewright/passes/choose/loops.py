@@ -391,21 +391,22 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
 
 
 def _shifted_map(kernel: Kernel, nest: Nest, plain: Schedule, hints: Mapping[str, int], target: Target) -> Schedule | None:
-    """The same for long rows of results that begin anywhere, whose tiles begin before them, at whole vectors. None for rows that begin at whole vectors anyway, and for
-    short ones, of which a block has several."""
-    axis, vector = plain.vector_index, plain.vector
+    """The same for rows of results that begin anywhere, whose tiles begin before them, at whole vectors. Of short rows a block has several, and a thread a vector of
+    one. None for rows that begin at whole vectors anyway, and for those of few vectors, which are ends above all."""
+    axis, vector, costs = plain.vector_index, plain.vector, target.costs.maps
     if vector == 1 or target.kind != "nvptx" or plain.across > 1 or kernel.attrs.get("in_order") or is_watched(kernel):
         return None
-    if hint(nest.extents[axis], hints) < _SHIFTED_ROW or any(op.opcode in ("for", "while", "if", "accumulate") for op in walk(nest.parallel.regions[0])):
+    length = hint(nest.extents[axis], hints)
+    if length < costs.shifted_vectors * vector or any(op.opcode in ("for", "while", "if", "accumulate") for op in walk(nest.parallel.regions[0])):
         return None
     if stored_width(kernel, nest, axis, vector) * nest.narrowest >= target.costs.rows.vector or map_start(kernel, nest.parallel, axis, vector) is None:
         return None
-    tiles = tuple(tile if p == axis else 1 for p, tile in enumerate(plain.tiles))
-    return replace(plain, tiles=tiles, threads=max(target.warp_size, min(plain.threads, tiles[axis] // vector)), shifted=True)
-
-
-_SHIFTED_ROW = 1024
-"""Elements of a row from which on its ends are few."""
+    tiles = [1] * len(nest.extents)
+    tiles[axis] = min(power_of_two(length), costs.shifted_threads * vector)
+    other = next((p for p in reversed(range(len(tiles))) if p != axis and nest.extents[p] != ONE), None)
+    if other is not None:
+        tiles[other] = min(costs.shifted_threads * vector // tiles[axis], power_of_two(hint(nest.extents[other], hints)))
+    return replace(plain, tiles=tuple(tiles), threads=max(target.warp_size, prod(tiles) // vector), shifted=True)
 
 
 def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:

@@ -18,7 +18,7 @@ from tilewright.analysis.affine import Affine, Forms, address, analyse
 from tilewright.base.sizes import ONE, ZERO
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
-from tilewright.ir.types import INDEX, Tensor
+from tilewright.ir.types import INDEX, Tensor, Tile
 
 
 def row_start(kernel: Kernel, parallel: Op, rows: tuple[Op, ...], vector: int) -> Affine | None:
@@ -85,11 +85,13 @@ def _aligned(kernel: Kernel, accesses: Iterator[tuple[Op, Value, Affine]], start
 
 
 def shift_of(b: Builder, start: Affine, env: Mapping[Value, Value], vector: int) -> Value:
-    """How many elements a row's tile begins before the row."""
+    """How many elements a row's tile begins before the row; a tile of them where one of the indices is."""
     total = b.index(start.constant)
     for value, factor in start.factors:
-        total = b.add(total, b.mul(env[value], b.index(factor)))
-    return b.op("and", total, b.index(vector - 1))
+        index = env[value]
+        term = b.mul(index, b.like(b.index(factor), index))
+        total = b.add(b.like(total, term), term) if isinstance(term.type, Tile) else b.add(total, b.like(term, total))
+    return b.op("and", total, b.like(b.index(vector - 1), total))
 
 
 def _walking(rows: tuple[Op, ...], forms: Forms) -> Iterator[tuple[Op, Value, Affine]]:

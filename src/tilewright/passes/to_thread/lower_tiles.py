@@ -302,12 +302,15 @@ class TileLowering(ThreadView):
                     base = b.mul(one.base, other.base)
                     self.divisors[base] = self.divisors.get(one.base, 1) * abs(scale)
                     return RegisterIndex(result.shape, base, {a: f * scale for a, f in one.factors.items() if scale})
-                if not other.factors and self.target.has("serial") and one.factors and not one.factors.get(self.axis, 0) and len(self.cells(result.shape)) == 1:
+                if not other.factors and one.factors and self._is_per_thread(one, result.shape):
                     # Rows of a length that is a size, one for each thread: where its row begins is one number.
                     start = self.first(b, one, self.cells(result.shape)[0])
                     base = b.mul(start, other.base)
                     self.divisors[base] = self.divisors.get(start, 1) * self.divisors.get(other.base, 1)
                     return RegisterIndex(result.shape, base, {})
+        if op.opcode == "and" and self.shifted and all(isinstance(h, RegisterIndex) and self._is_per_thread(h, result.shape) for h in held):
+            # How far a thread's row is shifted is one number, too.
+            return RegisterIndex(result.shape, b.op("and", *(self.first(b, h, self.cells(result.shape)[0]) for h in held if isinstance(h, RegisterIndex))), {})
         if op.opcode == "lt" and all(isinstance(h, RegisterIndex) for h in held):
             index, bound = held
             assert isinstance(index, RegisterIndex) and isinstance(bound, RegisterIndex)
@@ -318,6 +321,10 @@ class TileLowering(ThreadView):
             if any(p.edges or any(o.shape != result.shape for o in p.others) for p in parts):
                 return Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
         return None
+
+    def _is_per_thread(self, index: RegisterIndex, shape: Shape) -> bool:
+        """Whether an index has one value in each thread, where such values are asked for: threads have a row each, which begins anywhere, or run one after another."""
+        return (self.shifted or self.target.has("serial")) and not index.factors.get(self.axis, 0) and len(self.cells(shape)) == 1
 
     def _quotient(self, b: Builder, held: Sequence[Held], result: Tile) -> Held | None:
         """The index of a short row divided by one number, in 32 bits; once for a vector where that has one quotient."""

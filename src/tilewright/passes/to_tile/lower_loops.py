@@ -228,11 +228,10 @@ class LoopLowering:
         extents = [b.index(e) for e in self.nest.extents]
         full: Value | None = None
         if self.map_start is not None:
-            axis, places = self.schedule.vector_index, dict(env) | dict(zip(self.region.args, starts, strict=True))
-            starts[axis] = b.sub(starts[axis], shift_of(b, self.map_start, places, self.schedule.vector))
-            full = b.op("ge", starts[axis], b.index(0))
+            self._shifted_map(b, env, starts, extents)
+            return blocks
         for p in self.tiled:
-            if self.map_start is None and (self.nest.extents[p] == ONE or self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts)):
+            if self.nest.extents[p] == ONE or self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                 continue
             if self.schedule.window and (p != self.schedule.along or self.schedule.masked):
                 continue  # a thread's own results are all there or none is
@@ -246,9 +245,6 @@ class LoopLowering:
                     local[index] = starts[p]  # of an index that is always 0 there is one element, whatever the tile: stores need not name it
                     continue
                 local[index] = self.index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
-                if masked and self.map_start is not None:
-                    masks.append(Condition(self._of_row(inner, local[index], extents[p]), edge=True))
-                    continue
                 cut = masked or (self.schedule.window and (p != self.schedule.along or self.schedule.masked))
                 if cut and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                     limit = inner.like(extents[p], local[index])
@@ -266,10 +262,37 @@ class LoopLowering:
             b.if_(full, lambda inner: body(inner, False), lambda inner: body(inner, True))
         return blocks
 
-    def _of_row(self, b: Builder, index: Value, extent: Value) -> Value:
-        """Which of the indices of a tile that may begin before its row, and end after it, are the row's."""
-        begun = b.op("lt", b.sub(b.splat(0, index), index), b.splat(1, index))  # index > -1
-        return b.logical_and(begun, b.op("lt", index, b.like(extent, index)))
+    def _shifted_map(self, b: Builder, env: Mapping[Value, Value], starts: Sequence[Value], extents: Sequence[Value]) -> None:
+        """A map whose rows begin anywhere: tiles along them begin before the row, at whole vectors. One of a single row may lie wholly inside; of several rows, which are
+        short, each has its ends in the tile."""
+        assert self.map_start is not None
+        axis, tiles, alone = self.schedule.vector_index, self.schedule.tiles, len(self.tiled) == 1
+        local, masks = dict(env), list[Condition]()
+        for p, index in enumerate(self.region.args):
+            local[index] = starts[p]
+            if p != axis and tiles[p] > 1:
+                local[index] = self.index_tile(b, starts[p], self.tiled.index(p), tiles[p])
+                masks.append(Condition(b.op("lt", local[index], b.like(extents[p], local[index])), edge=True))
+        shift, place = shift_of(b, self.map_start, local, self.schedule.vector), self.tiled.index(axis)
+
+        def body(inner: Builder, masked: bool) -> list[Value]:
+            index = self.index_tile(inner, inner.sub(starts[axis], shift) if alone else starts[axis], place, tiles[axis])
+            if not alone:
+                shape = join(shape_of(index), shape_of(shift))
+                index = inner.sub(self.widen(inner, index, shape), self.widen(inner, shift, shape))
+            own = [*masks]
+            if masked:
+                begun = inner.op("lt", inner.sub(inner.splat(0, index), index), inner.splat(1, index))  # index > -1
+                own.append(Condition(inner.logical_and(begun, inner.op("lt", index, inner.like(extents[axis], index))), edge=True))
+            self.ops(inner, self.region.ops, {**local, self.region.args[axis]: index}, own)
+            return []
+
+        if not alone:
+            body(b, True)
+            return
+        first = b.sub(starts[axis], shift)
+        full = b.logical_and(b.op("ge", first, b.index(0)), b.op("le", b.add(first, b.index(tiles[axis])), extents[axis]))
+        b.if_(full, lambda inner: body(inner, False), lambda inner: body(inner, True))
 
     def _cpu(self, b: Builder, env: dict[Value, Value]) -> Size:
         if self.schedule.short_rows:

@@ -137,7 +137,8 @@ NEEDLESS = (
     "passes.from_tree.integer_powers", "passes.late.expand_random", "passes.late.interleave", "passes.launches", "passes.ordered", "passes.packed.dots",
     "passes.packed.expand_dots", "passes.portable", "passes.program.fuse", "passes.program.split_scans", "passes.rows.scan_rows", "passes.simt_to_simd",
     "passes.to_thread.attention", "passes.to_thread.cluster_softmax", "passes.to_thread.mma", "passes.to_thread.tile_scans", "passes.to_thread.warp_scatters",
-    "passes.to_thread.wgmma", "passes.to_tile.check_indices", "passes.to_tile.extreme_on_cpu", "passes.to_tile.lower_while", "passes.to_tile.ragged_rows",
+    "passes.to_thread.wgmma", "passes.to_tile.check_indices", "passes.to_tile.loops.extreme_on_cpu", "passes.to_tile.loops.lower_while", "passes.to_tile.loops.ragged_rows",
+    "passes.to_tile.loops.reductions", "passes.to_tile.loops.sweeps",
 )  # fmt: skip
 """What a kernel of one loop and one product has nothing to do with."""
 MOST = 290

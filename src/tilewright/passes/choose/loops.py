@@ -47,7 +47,7 @@ from tilewright.passes.common.scan_loops import ScanLoop, scan_length, scanned_b
 from tilewright.passes.common.shift_rows import map_start, read_shared, row_start, walked
 from tilewright.passes.rows.flatten_rows import flattened
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.to_tile.column_sums import row_group
+from tilewright.passes.to_tile.loops.column_sums import row_group
 
 LONG_SEARCH, SHORT_SEARCH = 2048, 512
 """Elements of a run whose extreme value argmin and argmax look for first: the place is looked for in one run. Short ones end often, which costs little where a maximum is

@@ -6,6 +6,7 @@ In: values of the tile stage. Out: the shape of each, () for a scalar, and the s
 from __future__ import annotations
 
 from tilewright.base.record import record
+from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tile
 
@@ -31,3 +32,13 @@ def join(*shapes: Shape) -> Shape:
         if shape:
             result = tuple(max(a, b) for a, b in zip(result, shape, strict=True)) if result else shape
     return result
+
+
+def widen(b: Builder, value: Value, shape: Shape) -> Value:
+    """The value in that shape; as it is where the shape is a scalar's."""
+    return value if shape_of(value) == shape or not shape else b.op("broadcast", value, shape=shape)
+
+
+def item(b: Builder, value: Value) -> Value:
+    """The number that a tile of one element holds."""
+    return b.op("item", value) if isinstance(value.type, Tile) else value

@@ -9,29 +9,21 @@ each of its turns (`scan_tile`), and then the rest of the body for all of them a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Op, Value
+from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
-from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
+from tilewright.passes.common.nest_shapes import Condition, join, shape_of, widen
 from tilewright.passes.common.scan_loops import ScanLoop, nothing
-
-
-class AroundScan(Protocol):
-    """What it needs of the lowering of the nest around."""
-
-    def ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> tuple[Value, ...]: ...
-    def widen(self, b: Builder, value: Value, shape: Shape) -> Value: ...
-    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value: ...
-    def carried(self, b: Builder, low: Value, high: Value, step: Value, init: Sequence[Value], body: Callable[..., Sequence[Value]], op: Op) -> tuple[Value, ...]: ...
+from tilewright.passes.to_tile.loops.nest_lowering import NestLowering
+from tilewright.passes.to_tile.loops.one_shape import carrying_loop
 
 
 class ScanRows:
     """One loop, in steps of `tile` turns along the axis `position` of the tiles."""
 
-    def __init__(self, lowering: AroundScan, scan: ScanLoop, position: int, tile: int, env: dict[Value, Value], masks: list[Condition]) -> None:
+    def __init__(self, lowering: NestLowering, scan: ScanLoop, position: int, tile: int, env: dict[Value, Value], masks: list[Condition]) -> None:
         self.lowering, self.scan, self.position, self.tile, self.env, self.masks = lowering, scan, position, tile, env, masks
 
     def run(self, b: Builder, low: Value, high: Value, init: Sequence[Value]) -> Sequence[Value]:
@@ -45,11 +37,11 @@ class ScanRows:
             edge = [Condition(inner.op("lt", number, inner.like(count, number)), edge=True)] if masked else []
             return self._turns(inner, inner.add(inner.like(low, number), number), edge, carried)
 
-        sums = self.lowering.carried(b, b.index(0), whole, tile, init, lambda inner, k, *c: step(inner, k, False, c), loop)
+        sums = carrying_loop(b, b.index(0), whole, tile, init, lambda inner, k, *c: step(inner, k, False, c), loop)
         shapes = [shape_of(v) for v in sums]
         return b.if_(
             b.op("lt", whole, count),
-            lambda inner: [self.lowering.widen(inner, v, s) for v, s in zip(step(inner, whole, True, sums), shapes, strict=True)],
+            lambda inner: [widen(inner, v, s) for v, s in zip(step(inner, whole, True, sums), shapes, strict=True)],
             lambda inner: list(sums),
         )
 
@@ -66,14 +58,14 @@ class ScanRows:
             if len(scan.term) > 1:
                 factors = [local[v] for v in scan.term]
                 shape = join(*(shape_of(v) for v in factors))
-                term = b.mul(*(self.lowering.widen(b, v, shape) for v in factors))
+                term = b.mul(*(widen(b, v, shape) for v in factors))
             first = carried[scan.position]
             shape = join(shape_of(term), shape_of(index), shape_of(first))
-            term = self.lowering.widen(b, term, shape)
+            term = widen(b, term, shape)
             if edge:
-                term = b.select(self.lowering.widen(b, edge[0].value, shape), term, b.splat(nothing(scan.kind, dtype_of(term.type)), term))
+                term = b.select(widen(b, edge[0].value, shape), term, b.splat(nothing(scan.kind, dtype_of(term.type)), term))
             before = tuple(1 if axis == self.position else extent for axis, extent in enumerate(shape))
-            local[scan.carried], last = b.multi("scan_tile", term, self.lowering.widen(b, first, before), kind=scan.kind, axis=self.position)
+            local[scan.carried], last = b.multi("scan_tile", term, widen(b, first, before), kind=scan.kind, axis=self.position)
             after[scan.position] = b.op("item", last) if all(extent == 1 for extent in before) else last
         self.lowering.ops(b, [op for op in body.ops if id(op) not in done and op.opcode != "yield"], local, masks)
         return [after[position] for position in range(len(carried))]

@@ -41,7 +41,6 @@ from tilewright.passes.common.registers import (
 )
 from tilewright.passes.to_thread.masked_vectors import lanes_of
 from tilewright.passes.to_thread.tile_reductions import TileReductions
-from tilewright.passes.to_thread.turned_loads import load_turned
 from tilewright.passes.to_thread.turned_stores import store_turned
 
 if TYPE_CHECKING:
@@ -639,6 +638,8 @@ class TileLowering(ThreadView):
                 self.env[op.result] = self.guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
             return
         if self.kernel.attrs.get("loads_turned") and not self.depth:
+            from tilewright.passes.to_thread.turned_loads import load_turned
+
             turned = load_turned(self, b, memory, held, result.shape, mask, lambda where, inside: self._element(b, memory, where, inside))
             if turned is not None:
                 self.env[op.result] = turned

@@ -32,8 +32,8 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk, watc
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import eliminate_dead, rewrite
 from tilewright.ir.types import Tensor, Tile, dtype_of, tensor
-from tilewright.passes.common.nest_shapes import Shape, join, shape_of
-from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched, widen
+from tilewright.passes.common.nest_shapes import Shape, join, shape_of, widen
+from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched
 from tilewright.passes.to_tile.mask_accesses import MaskedAccesses
 
 _NARROW = 16

@@ -10,7 +10,6 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attrs, Op, Value
 from tilewright.ir.program import KernelCall
 from tilewright.ir.types import Tensor
-from tilewright.passes.common.nest_shapes import Shape, shape_of
 
 
 class Sites:
@@ -48,10 +47,6 @@ def parts(op: Op) -> tuple[Value, list[Value], list[Value], Value | None]:
 def inside_of(b: Builder, index: Value, extent: Value) -> Value:
     """Whether an index is neither negative nor too large: one comparison of numbers without a sign."""
     return b.op("lt", b.cast(index, u64), b.like(b.cast(extent, u64), index))
-
-
-def widen(b: Builder, value: Value, shape: Shape) -> Value:
-    return value if shape_of(value) == shape or not shape else b.op("broadcast", value, shape=shape)
 
 
 def unwatched(op: Op) -> Attrs:

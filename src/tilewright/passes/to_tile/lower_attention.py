@@ -287,13 +287,13 @@ class _AttentionLowering(LoopLowering):
             elif op not in reductions and op.opcode != "yield":
                 self.ops(b, [op], env, masks)
 
-    def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+    def lower_op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
         """As for loops; but what is divided by one number for each row, and rounded to few bits, is multiplied by its inverse."""
         if op.opcode == "div" and self._is_rounded(op.results[0]):
             value, by = (env[v] for v in op.operands)
             if shape_of(value) == (self.matrix.m, self.matrix.head_dim_v) and shape_of(by) == (self.matrix.m, 1):
                 return [b.mul(value, self.widen(b, self._inverse(b, by), shape_of(value)))]
-        return super()._op(b, op, env, masks)
+        return super().lower_op(b, op, env, masks)
 
     def _inverse(self, b: Builder, value: Value) -> Value:
         return b.op("div", b.like(b.const(1.0, f32), value), value)

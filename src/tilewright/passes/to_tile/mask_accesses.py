@@ -24,8 +24,8 @@ from tilewright.base.record import record
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk, watched_axes
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.common.nest_shapes import join, shape_of
-from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched, widen
+from tilewright.passes.common.nest_shapes import join, shape_of, widen
+from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched
 
 
 @record

@@ -15,7 +15,7 @@ Columns that fill no such vector are taken one register at a time, and the last 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.loop_nest import Nest
@@ -25,7 +25,10 @@ from tilewright.ir.nodes import Kernel, Op, Value, is_watched
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.combine import combine, identities
-from tilewright.passes.common.nest_shapes import Condition, Shape, shape_of
+from tilewright.passes.common.nest_shapes import shape_of, widen
+
+if TYPE_CHECKING:
+    from tilewright.passes.to_tile.loops.nest_lowering import NestLowering
 
 _MOST_OPS = 24
 """Ops of a term, up to which several of them stand side by side."""
@@ -70,23 +73,10 @@ def _moving(ops: Sequence[Op], index: Value) -> set[Value]:
     return moving
 
 
-class NestBody(Protocol):
-    """What is needed of the lowering around."""
-
-    def ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> tuple[Value, ...]:
-        """Lower ops in order."""
-
-    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
-        """`start + 0, 1, 2…` along a tile axis."""
-
-    def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
-        """The value in that shape."""
-
-
 class ColumnSums:
     """The columns of one block."""
 
-    def __init__(self, nest: NestBody, ops: Sequence[Op], index: Value, group: int, tile: int, vector: int) -> None:
+    def __init__(self, nest: NestLowering, ops: Sequence[Op], index: Value, group: int, tile: int, vector: int) -> None:
         """`ops` are those of the nest, `index` is the one that walks memory; `tile` columns are taken at a time, then `vector`."""
         self.nest, self.index, self.group, self.tile, self.vector = nest, index, group, tile, vector
         self.reduction = next(op for op in ops if op.opcode == "reduce")
@@ -123,7 +113,7 @@ class ColumnSums:
         shape, step, group = (self.tile,), b.index(self.tile), b.index(self.group)
 
         def clear(inner: Builder, j: Value) -> list[Value]:
-            self._put(inner, self._columns(inner, env, j, self.tile), self.nest.widen(inner, inner.const(self.nothing, self.dtype), shape))
+            self._put(inner, self._columns(inner, env, j, self.tile), widen(inner, inner.const(self.nothing, self.dtype), shape))
             return []
 
         def rows(count: int, fresh: bool) -> Callable[..., list[Value]]:
@@ -132,10 +122,10 @@ class ColumnSums:
 
                 def vector(deep: Builder, j: Value) -> list[Value]:
                     local = self._columns(deep, env, j, self.tile)
-                    start = self.nest.widen(deep, deep.const(self.nothing, self.dtype), shape)
+                    start = widen(deep, deep.const(self.nothing, self.dtype), shape)
                     total: Sequence[Value] = [start if fresh else deep.op("load", *(local[v] for v in self.store.operands[:-1]))]
                     for row in known:
-                        total = combine(deep, self.kind, total, [self.nest.widen(deep, self._term(deep, {**local, **row}), shape)])
+                        total = combine(deep, self.kind, total, [widen(deep, self._term(deep, {**local, **row}), shape)])
                     self._put(deep, local, total[0])
                     return []
 
@@ -160,13 +150,13 @@ class ColumnSums:
     def _register(self, b: Builder, env: dict[Value, Value], j: Value, extent: Value) -> list[Value]:
         """One register of columns: several sums of it, so that none waits for the one before."""
         shape, count, local = (self.vector,), 4, self._columns(b, env, j, self.vector)
-        start = self.nest.widen(b, b.const(self.nothing, self.dtype), shape)
+        start = widen(b, b.const(self.nothing, self.dtype), shape)
 
         def several(inner: Builder, first: Value, *sums: Value) -> list[Value]:
             found: list[Value] = []
             for k, total in enumerate(sums):
                 row = {**local, **self._still(inner, env, inner.add(first, inner.index(k)) if k else first)}
-                found += combine(inner, self.kind, [total], [self.nest.widen(inner, self._term(inner, row), shape)])
+                found += combine(inner, self.kind, [total], [widen(inner, self._term(inner, row), shape)])
             return found
 
         step = b.index(count)
@@ -186,11 +176,11 @@ class ColumnSums:
 
         def term(inner: Builder, row: Value, total: Value) -> Sequence[Value]:
             value = self._term(inner, {**local, **self._still(inner, env, row)})
-            return combine(inner, self.kind, [total], [self.nest.widen(inner, value, shape_of(row))])
+            return combine(inner, self.kind, [total], [widen(inner, value, shape_of(row))])
 
         whole = b.mul(b.op("floordiv", extent, width), width)
         lanes = b.for_(
-            b.index(0), whole, width, [self.nest.widen(b, start, (self.tile,))],
+            b.index(0), whole, width, [widen(b, start, (self.tile,))],
             lambda inner, first, total: term(inner, self.nest.index_tile(inner, first, 0, self.tile), total),
         )  # fmt: skip
         rest = b.for_(whole, extent, b.index(1), [start], term)

@@ -6,30 +6,35 @@ Part of `lower_loops`: in comes a reduction of one of these kinds, out come tile
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import dtype_of
 from tilewright.passes.common.combine import combine, identities
+from tilewright.passes.common.nest_shapes import Condition, shape_of, widen
+from tilewright.passes.to_tile.loops.nest_lowering import NestLowering
+from tilewright.passes.to_tile.loops.strips import aligned_head
 
 
-class TileBody(Protocol):
-    """What is needed of the lowering around: to evaluate the reduction's body, and the shape of things."""
+class ReductionBody:
+    """A reduction's body, evaluated where `ExtremeOnCpu` asks for it."""
 
-    rank: int
-
-    def values(self, b: Builder, op: Op, index: Value, inside: Value | None = None) -> tuple[Value, ...]:
-        """What the reduction's body yields at an index or a tile of indices, in the index's shape; anything where an index is not `inside`."""
+    def __init__(self, lowering: NestLowering, env: dict[Value, Value], masks: list[Condition]) -> None:
+        self.lowering, self.env, self.masks = lowering, env, masks
 
     def enter(self, op: Op, dimension: int, index: Value) -> None:
         """From now on the body is evaluated at this index of an outer dimension."""
+        self.env = {**self.env, op.regions[0].args[dimension]: index}
+
+    def values(self, b: Builder, op: Op, index: Value, inside: Value | None = None) -> tuple[Value, ...]:
+        """What the reduction's body yields at an index or a tile of indices, in the index's shape; anything where an index is not `inside`."""
+        found = self.lowering.row_terms(b, op, {**self.env, op.regions[0].args[-1]: index}, self.masks, inside)
+        return tuple(widen(b, v, shape_of(index)) for v in found)
 
     def head(self, b: Builder, op: Op) -> Value | None:
         """How many elements lie before the first aligned one."""
-
-    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
-        """`start + 0, 1, 2…` along a tile axis."""
+        index = op.regions[0].args[-1]
+        return aligned_head(self.lowering, b, op.regions[0].ops, {**self.env, index: b.index(0)}, index)
 
 
 class ExtremeOnCpu:
@@ -42,7 +47,7 @@ class ExtremeOnCpu:
     `argmax(v) = min{i : v[i] == max(v)}`.
     """
 
-    def __init__(self, body: TileBody, op: Op, position: int, tile: int, run: int, rising: bool, native: bool, register: int = 0, masked: bool = False) -> None:
+    def __init__(self, body: ReductionBody, op: Op, position: int, tile: int, run: int, rising: bool, native: bool, register: int = 0, masked: bool = False) -> None:
         """`position` is the tile axis, `tile` its extent, `run` the elements searched at a time; `rising` says that later
         elements have larger indices, `native` that the processor's own maximum is that of the IR. What is left behind whole tiles is taken by registers
         of so many elements, the last of which is `masked` or single elements; 0: all by single elements."""
@@ -86,7 +91,7 @@ class ExtremeOnCpu:
         return total
 
     def _lanes(self, b: Builder, value: Value, width: int) -> Value:
-        return b.op("broadcast", value, shape=tuple(width if a == self.position else 1 for a in range(self.body.rank)))
+        return b.op("broadcast", value, shape=tuple(width if a == self.position else 1 for a in range(self.body.lowering.rank)))
 
     def _dimension(
         self, b: Builder, number: int, carried: Sequence[Value], low: Value, high: Value, count: int, step: Callable[..., Sequence[Value]]
@@ -126,7 +131,7 @@ class ExtremeOnCpu:
         return done
 
     def _tile(self, b: Builder, first: Value, width: int) -> Value:
-        return self.body.index_tile(b, first, self.position, width)
+        return self.body.lowering.index_tile(b, first, self.position, width)
 
     def _extreme(self, b: Builder, low: Value, high: Value) -> Value:
         """The extreme value of a run, NaN if there is one."""

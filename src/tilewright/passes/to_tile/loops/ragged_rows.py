@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Protocol
 
 from tilewright.base.dtypes import bool_, i32
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Op, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Value, walk
 from tilewright.ir.types import INDEX, dtype_of
 from tilewright.passes.common.combine import identities
-from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
+from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of, widen
+from tilewright.passes.to_tile.loops.nest_lowering import NestLowering
+from tilewright.passes.to_tile.loops.one_shape import combined
 
 SHARED_STEPS, SHARED_LENGTH = 8, 64
 """Steps, and elements, that rows of a block walk together, the more of both. What is left of a longer row is walked by the whole block."""
@@ -30,33 +31,12 @@ LONG_TERMS = 8
 """Terms that a thread has in flight when its block walks one row."""
 
 
-class RowLowering(Protocol):
-    """Lowers what is done at an index of a row."""
-
-    rank: int
-
-    def ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> tuple[Value, ...]:
-        """The ops in order; returns what they yield."""
-
-    def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
-        """The value as a tile of that shape."""
-
-    def combined(self, b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
-        """What two sets of terms come to."""
-
-    def longest(self, b: Builder, value: Value, by_warp: bool) -> Value:
-        """The greatest of a tile; of what a warp has of it, for each warp, where a warp's own will do."""
-
-    def meets_others(self, region: Block) -> bool:
-        """Whether what is done there makes the threads of a block wait for each other."""
-
-
 class RaggedRows:
     """One reduction (`kind`) or loop (no kind) over `extent` turns, of which `index_of(builder, number)` makes its index from the turn's number. A step has
     `terms` of each thread."""
 
     def __init__(
-        self, lowering: RowLowering, region: Block, kind: str, position: int, step: int, terms: int, env: Mapping[Value, Value], masks: Sequence[Condition],
+        self, lowering: NestLowering, region: Block, kind: str, position: int, step: int, terms: int, env: Mapping[Value, Value], masks: Sequence[Condition],
         index_of: Callable[[Builder, Value, Mapping[Value, Value]], Value], around: Sequence[Value] = (),
     ) -> None:  # fmt: skip
         self.lowering, self.region, self.kind, self.position, self.step = lowering, region, kind, position, step
@@ -71,7 +51,7 @@ class RaggedRows:
         varying = [axis for axis, size in enumerate(shape_of(extent)) if size > 1]
         nothing = self._nothing(b, start)
         shape = self._full_shape(b, extent, nothing)
-        lanes = [self.lowering.widen(b, v, shape) for v in nothing]
+        lanes = [widen(b, v, shape) for v in nothing]
         step = b.index(self.step)
         if len(varying) != 1 or not self._is_row_by_row(varying[0]):
 
@@ -79,12 +59,12 @@ class RaggedRows:
                 number = self._iota(inner, self.position, self.step, first)
                 return self._term(inner, number, self._before(inner, number, extent), self.env, carried)
 
-            sums = b.for_(b.index(0), self.lowering.longest(b, extent, False), step, lanes, to_the_end, name="k")
+            sums = b.for_(b.index(0), self.lowering.extreme(b, "max", extent, False), step, lanes, to_the_end, name="k")
             return self._joined(b, start, self._folded(b, sums, [self.position]))
         # Rows are walked together up to a place that 32 bits hold: comparisons are short there.
         most = b.index(max(SHARED_LENGTH, SHARED_STEPS * self.step))
         near = b.cast(b.op("min", extent, b.like(most, extent)), i32)
-        end = b.cast(self.lowering.longest(b, near, not self.lowering.meets_others(self.region)), INDEX.dtype)
+        end = b.cast(self.lowering.extreme(b, "max", near, not _meets_others(self.lowering.kernel, self.region)), INDEX.dtype)
 
         def along(inner: Builder, first: Value, *carried: Value) -> Sequence[Value]:
             places = inner.cast(self._iota(inner, self.position, self.step, None), i32)
@@ -94,7 +74,7 @@ class RaggedRows:
 
         sums = b.for_(b.index(0), end, step, lanes, along, name="k")
         rows = self._folded(b, sums, [self.position])
-        some = self.lowering.longest(b, b.cast(b.op("gt", extent, b.like(most, extent)), i32), False)
+        some = self.lowering.extreme(b, "max", b.cast(b.op("gt", extent, b.like(most, extent)), i32), False)
 
         def rest(inner: Builder) -> Sequence[Value]:
             return self._long_rows(inner, extent, most, varying[0], rows, shape)
@@ -112,7 +92,7 @@ class RaggedRows:
 
             def walked(at: Builder) -> Sequence[Value]:
                 env = {**self.env, **{value: self._taken(at, cell, number, kind) for value, (cell, kind) in held.items()}}
-                lanes = [self.lowering.widen(at, v, shape) for v in self._nothing(at, sums)]
+                lanes = [widen(at, v, shape) for v in self._nothing(at, sums)]
 
                 def along(inmost: Builder, first: Value, *carried: Value) -> Sequence[Value]:
                     row = self._iota(inmost, axis, count, None)
@@ -120,17 +100,17 @@ class RaggedRows:
                     for step in range(self.long_steps):
                         places = self._iota(inmost, self.position, self.step, inmost.add(first, inmost.index(step * self.step * count)))
                         wide = join(shape_of(row), shape_of(places))
-                        places = inmost.add(self.lowering.widen(inmost, row, wide), self.lowering.widen(inmost, places, wide))
+                        places = inmost.add(widen(inmost, row, wide), widen(inmost, places, wide))
                         carried = tuple(self._term(inmost, places, self._before(inmost, places, length), env, carried))
                     return carried
 
                 lanes = list(at.for_(begin, length, at.index(self.long_steps * self.step * count), lanes, along, name="k"))
                 totals = self._folded(at, lanes, [self.position, axis])
                 found = []
-                for total, old in zip(self.lowering.combined(at, self.kind, sums, totals) if self.kind else (), sums, strict=True):
+                for total, old in zip(combined(at, self.kind, sums, totals) if self.kind else (), sums, strict=True):
                     own = self._iota(at, axis, count, None)
-                    mine = self.lowering.widen(at, at.op("eq", own, at.like(number, own)), shape_of(old))
-                    found.append(at.select(mine, self.lowering.widen(at, total, shape_of(old)), old))
+                    mine = widen(at, at.op("eq", own, at.like(number, own)), shape_of(old))
+                    found.append(at.select(mine, widen(at, total, shape_of(old)), old))
                 return found
 
             return inner.if_(inner.op("gt", length, begin), walked, lambda at: sums)
@@ -167,7 +147,7 @@ class RaggedRows:
     def _before(self, b: Builder, number: Value, end: Value) -> Value:
         """Which of the numbers lie before the end of their row."""
         wide = join(shape_of(number), shape_of(end))
-        return b.op("lt", self.lowering.widen(b, number, wide), self.lowering.widen(b, end, wide))
+        return b.op("lt", widen(b, number, wide), widen(b, end, wide))
 
     def _term(self, b: Builder, number: Value, active: Value, env: Mapping[Value, Value], carried: Sequence[Value]) -> Sequence[Value]:
         """What was carried and the terms of these turns. Rows under conditions that do not hold have no turns, so that nothing else is asked."""
@@ -177,20 +157,20 @@ class RaggedRows:
         if not self.kind:
             return []
         shape = join(shape_of(active), *(shape_of(v) for v in (*values, *carried)))
-        keep = self.lowering.widen(b, active, shape)
+        keep = widen(b, active, shape)
         dtypes = [dtype_of(v.type) for v in values]
         terms = [
-            b.select(keep, self.lowering.widen(b, v, shape), b.like(b.const(n, d), keep))
+            b.select(keep, widen(b, v, shape), b.like(b.const(n, d), keep))
             for v, n, d in zip(values, identities(self.kind, dtypes), dtypes, strict=True)
         ]
-        return self.lowering.combined(b, self.kind, carried, terms)
+        return combined(b, self.kind, carried, terms)
 
     def _of_active_rows(self, b: Builder, extent: Value) -> Value:
         """Rows beyond the edge, and those under a condition that does not hold, have no turns."""
         for mask in self.masks:
             shape = join(shape_of(mask.value), shape_of(extent))
-            none = self.lowering.widen(b, b.index(0), shape) if shape else b.index(0)
-            extent = b.select(self.lowering.widen(b, mask.value, shape), self.lowering.widen(b, extent, shape), none)
+            none = widen(b, b.index(0), shape) if shape else b.index(0)
+            extent = b.select(widen(b, mask.value, shape), widen(b, extent, shape), none)
         return extent
 
     def _full_shape(self, b: Builder, extent: Value, nothing: Sequence[Value]) -> Shape:
@@ -210,9 +190,20 @@ class RaggedRows:
         return lanes
 
     def _joined(self, b: Builder, start: Sequence[Value], rows: Sequence[Value]) -> Sequence[Value]:
-        return self.lowering.combined(b, self.kind, start, rows) if self.kind else ()
+        return combined(b, self.kind, start, rows) if self.kind else ()
 
     def _iota(self, b: Builder, axis: int, size: int, first: Value | None) -> Value:
         shape = tuple(size if a == axis else 1 for a in range(self.lowering.rank))
         iota = b.op("iota", shape=shape, axis=axis)
         return iota if first is None else b.add(b.op("broadcast", first, shape=shape), iota)
+
+
+def _meets_others(kernel: Kernel, region: Block) -> bool:
+    """Whether what is done there makes the threads of a block wait for each other: loops whose ends they have to agree on, and arrays through which
+    elements change threads."""
+    inside = list(walk(region))
+    if any(op.regions and op.opcode != "if" for op in inside):
+        return True
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "accumulate", "atomic")}
+    read = {op.operands[0] for op in walk(kernel.body) if op.opcode == "load"}
+    return any(op.opcode in ("load", "store", "accumulate") and op.operands[0] in written & read for op in inside)

@@ -11,38 +11,20 @@ Partial results stay in registers through all dimensions, and are folded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import dtype_of
 from tilewright.passes.common.combine import combine, identities
-from tilewright.passes.common.nest_shapes import Condition, Shape, shape_of
-
-
-class RowTerms(Protocol):
-    """What is needed of the lowering around: terms of the reduction, and the shapes of things."""
-
-    rank: int
-
-    def row_terms(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition], inside: Value | None) -> Sequence[Value]:
-        """What the reduction's body yields; at the edge of a row, for the indices inside of it."""
-
-    def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
-        """The value as a tile of that shape."""
-
-    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
-        """`start + 0, 1, 2…` along a tile axis."""
-
-    def folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
-        """Lanes combined along the reduction's axis."""
+from tilewright.passes.common.nest_shapes import Condition, shape_of, widen
+from tilewright.passes.to_tile.loops.nest_lowering import NestLowering
 
 
 class RowsOnCpu:
     """One reduction along the tile axis `position`, by tiles and registers of so many elements. `masked`: what is left of a row is one register, of which lanes are left out."""
 
     def __init__(
-        self, lowering: RowTerms, op: Op, env: dict[Value, Value], masks: list[Condition], position: int, widths: tuple[int, int], masked: bool
+        self, lowering: NestLowering, op: Op, env: dict[Value, Value], masks: list[Condition], position: int, widths: tuple[int, int], masked: bool
     ) -> None:
         self.lowering, self.op, self.env, self.masks, self.position, self.masked = lowering, op, dict(env), masks, position, masked
         self.kind = str(op.attrs["kind"])
@@ -61,7 +43,7 @@ class RowsOnCpu:
 
     def _widen(self, b: Builder, value: Value, width: int) -> Value:
         shape = tuple(width if a == self.position else 1 for a in range(self.lowering.rank))
-        return self.lowering.widen(b, value, shape)
+        return widen(b, value, shape)
 
     def _dimension(self, b: Builder, extents: Sequence[Value], number: int, sums: Sequence[Value]) -> Sequence[Value]:
         if number == len(extents) - 1:
@@ -92,7 +74,7 @@ class RowsOnCpu:
         index = self.lowering.index_tile(b, first, self.position, width)
         inside = None if extent is None else b.op("lt", index, b.like(extent, index))
         values = self.lowering.row_terms(b, self.op, {**self.env, self.args[-1]: index}, self.masks, inside)
-        values = [self.lowering.widen(b, v, shape_of(index)) for v in values]
+        values = [widen(b, v, shape_of(index)) for v in values]
         if inside is not None:
             dtypes = [dtype_of(v.type) for v in values]
             values = [b.select(inside, v, b.splat(n, v)) for v, n in zip(values, identities(self.kind, dtypes), strict=True)]

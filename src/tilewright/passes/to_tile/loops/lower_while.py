@@ -11,28 +11,18 @@ whole block it stays as it is; else the tile carries which elements go on, and w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from tilewright.base.dtypes import i32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
-from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
-
-
-class BodyLowering(Protocol):
-    """Lowers what is inside the loop."""
-
-    def ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> tuple[Value, ...]:
-        """The ops in order; returns what they yield."""
-
-    def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
-        """The value as a tile of that shape."""
+from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of, widen
+from tilewright.passes.to_tile.loops.nest_lowering import NestLowering
 
 
 class WhileLowering:
     """One loop. `tests` and `changes` are its two regions."""
 
-    def __init__(self, lowering: BodyLowering, op: Op, env: Mapping[Value, Value], masks: Sequence[Condition]) -> None:
+    def __init__(self, lowering: NestLowering, op: Op, env: Mapping[Value, Value], masks: Sequence[Condition]) -> None:
         self.lowering, self.op, self.env, self.masks = lowering, op, env, list(masks)
         self.tests, self.changes = op.regions
 
@@ -65,7 +55,7 @@ class WhileLowering:
 
         def body(inner: Builder, *carried: Value) -> list[Value]:
             values = self._values(inner, carried, self.masks)
-            return [self.lowering.widen(inner, v, shape_of(c)) for v, c in zip(values, carried, strict=True)]
+            return [widen(inner, v, shape_of(c)) for v, c in zip(values, carried, strict=True)]
 
         return self._append(b, start, test, body)
 
@@ -80,7 +70,7 @@ class WhileLowering:
             grown = [join(varying, shape_of(c), shape_of(v)) for c, v in zip(current, values, strict=True)]
             if grown == [shape_of(v) for v in current]:
                 return current, varying
-            current = [self.lowering.widen(b, v, s) for v, s in zip(current, grown, strict=True)]
+            current = [widen(b, v, s) for v, s in zip(current, grown, strict=True)]
 
     def _condition(self, b: Builder, carried: Sequence[Value], masks: list[Condition]) -> Value:
         local = {**self.env, **dict(zip(self.tests.args, carried, strict=True))}
@@ -94,7 +84,7 @@ class WhileLowering:
         """Which elements there are at all: those outside would never leave the loop, perhaps."""
         total: Value | None = None
         for mask in self.masks:
-            wide = self.lowering.widen(b, mask.value, shape)
+            wide = widen(b, mask.value, shape)
             total = wide if total is None else b.logical_and(total, wide)
         return total
 
@@ -103,13 +93,13 @@ class WhileLowering:
 
     def _holds(self, b: Builder, carried: Sequence[Value], on: Value | None) -> Value:
         found = self._condition(b, carried, self._masks(on))
-        return found if on is None else self.lowering.widen(b, found, shape_of(on))
+        return found if on is None else widen(b, found, shape_of(on))
 
     def _kept(self, b: Builder, carried: Sequence[Value], on: Value) -> list[Value]:
         kept = []
         for new, old in zip(self._values(b, carried, self._masks(on)), carried, strict=True):
             shape = shape_of(old)
-            kept.append(b.select(*(self.lowering.widen(b, v, shape) for v in (on, new, old))))
+            kept.append(b.select(*(widen(b, v, shape) for v in (on, new, old))))
         return kept
 
     def _any(self, b: Builder, on: Value) -> Value:

@@ -599,7 +599,7 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     if not _walks_rows(kernel, nest):
         flat = flattened(kernel)
         found = row_schedule(flat, target, sizes) if flat is not None else None
-        return replace(found, flat=True) if found is not None else None
+        return replace(found, flat=True) if found is not None and flat is not None and not _is_better_cut(flat, found, target.costs.rows) else None
     if not nest.reduce_extent.names <= sizes.keys():
         return None
     length, costs = max(1, nest.reduce_extent.evaluate(sizes)), target.costs.rows
@@ -626,6 +626,16 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     known = nest.reduce_extent.product_name or nest.reduce_extent.constant is not None
     narrow = min(vector, aligned_rows(kernel, nest, vector)) * nest.narrowest < costs.vector  # rows of whole vectors may begin anywhere, too
     return (_shifted(kernel, nest, costs, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
+
+
+def _is_better_cut(kernel: Kernel, schedule: Schedule, costs: RowCosts) -> bool:
+    """Whether a long row of several axes is read element by element, or what is read at its quotients is: several kernels then read it faster (`cut_rows`)."""
+    if schedule.reduce_tile < costs.cut:
+        return False
+    forms, nest = analyse(kernel), nest_of(kernel)
+    quotients = [forms[op.operands[1]] for op in walk(nest.parallel.regions[0]) if op.opcode == "floordiv" and op.operands[1] in forms]
+    single = not schedule.shifted and aligned_rows(kernel, nest, schedule.vector) * nest.narrowest < costs.vector
+    return single or not all(constant_of(by).divisible_by(schedule.vector, kernel.facts) for by in quotients)
 
 
 def _row_resident(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, cluster: int, values: int, scaled: bool) -> int:

@@ -49,7 +49,7 @@ from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.skipped_steps import steps_left
 from tilewright.passes.triangles.symmetry import is_symmetric
-from tilewright.passes.windows.image_forms import ImageForm, image_form
+from tilewright.passes.windows.image_forms import UNIT, ImageForm, image_form
 from tilewright.passes.windows.row_parts import parts_form
 from tilewright.passes.windows.row_windows import WAYS
 from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
@@ -400,7 +400,7 @@ def _image_ranked(form: ImageForm, terms: int, folded: int, way: str, target: Ta
         return []
     shape = shape_of(found, hints)
     whole, divided, along = target.costs.wgmma.parts
-    rate = whole if way or form.depth == form.channels else along if form.turns_last else divided
+    rate = target.costs.wgmma.turn if way else whole if form.depth == form.channels else along if form.turns_last else divided
     assert isinstance(image_parts.type, Tensor) and isinstance(weight_parts.type, Tensor)
     weights = _number(product(weight_parts.type.shape), hints)
     elements = _number(product(image_parts.type.shape), hints) + _number(form.read, hints) + 1.5 * weights
@@ -410,7 +410,10 @@ def _image_ranked(form: ImageForm, terms: int, folded: int, way: str, target: Ta
     tiles = [replace(s, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, to_channels_last=way, chunk=IMAGE_CHUNK) for s in _IMAGE_TILES]
     # Steps are whole; what they read lies in the L2 cache, into which every pixel comes once.
     channels = _number(found.reduce_extents[inner], hints)
-    return [(_image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
+    # Windows' rows that begin anywhere in 32 bytes take longer to bring.
+    assert isinstance(seen.type, Tensor)
+    slower = target.costs.wgmma.straddling_parts if way and _number(seen.type.strides[-2], hints) % UNIT else 1.0
+    return [(slower * _image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
 
 
 def _image_time(schedule: Wgmma, shape: ProductShape, target: Target) -> float:

@@ -292,8 +292,10 @@ class MapCosts:
     vectors: int = 2
     """Vectors of a thread in flight: best or within noise of it for one to three streams."""
     shifted_vectors: int = 8
+    """Vectors of a row that begins anywhere, from which on it is written in vectors nevertheless."""
+    shifted_row: int = 1024
     shifted_threads: int = 256
-    """Vectors of a row that begins anywhere, from which on it is written in vectors nevertheless, and threads of a block that has such rows."""
+    """Elements of such a row from which on a block has a part of one, and threads of a block that has several."""
     few_terms: int = 32
     """So short a reduction, where results lie side by side too, is not spread over threads."""
     across: int = 8

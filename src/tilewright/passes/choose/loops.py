@@ -241,6 +241,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         turned = _turned_map(kernel, nest, vector, hints, target)
         if turned is not None:
             return turned
+        vector = _whole_vectors(kernel, nest, vector, hints, target)
         plain = _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
         return _shifted_map(kernel, nest, plain, hints, target) or plain
     if _are_ranges(kernel, nest):
@@ -402,11 +403,21 @@ def _shifted_map(kernel: Kernel, nest: Nest, plain: Schedule, hints: Mapping[str
     if stored_width(kernel, nest, axis, vector) * nest.narrowest >= target.costs.rows.vector or map_start(kernel, nest.parallel, axis, vector) is None:
         return None
     tiles = [1] * len(nest.extents)
-    tiles[axis] = min(power_of_two(length), costs.shifted_threads * vector)
+    tiles[axis] = min(plain.tiles[axis], power_of_two(length))
     other = next((p for p in reversed(range(len(tiles))) if p != axis and nest.extents[p] != ONE), None)
-    if other is not None:
+    if other is not None and length < costs.shifted_row:
         tiles[other] = min(costs.shifted_threads * vector // tiles[axis], power_of_two(hint(nest.extents[other], hints)))
-    return replace(plain, tiles=tuple(tiles), threads=max(target.warp_size, prod(tiles) // vector), shifted=True)
+        return replace(plain, tiles=tuple(tiles), threads=max(target.warp_size, prod(tiles) // vector), shifted=True)
+    return replace(plain, tiles=tuple(tiles), threads=max(target.warp_size, min(plain.threads, tiles[axis] // vector)), shifted=True)
+
+
+def _whole_vectors(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> int:
+    """How many elements the threads of a map take at once: of short rows whose ends would cut through vectors, as many as divide all rows, if these are 8 bytes or more."""
+    axis = vector_index(nest)
+    if axis < 0 or target.kind != "nvptx" or nest.reductions or nest.sweeps or hint(nest.extents[axis], hints) > target.costs.maps.shifted_row:
+        return vector
+    width = stored_width(kernel, nest, axis, vector)
+    return width if width * nest.narrowest >= target.costs.rows.vector else vector
 
 
 def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:

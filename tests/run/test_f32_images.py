@@ -135,6 +135,30 @@ def test_places_of_the_window_beside_channels(name: str) -> None:
             assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max(), folded
 
 
+ROWS: dict[str, tuple[Any, Callable[..., np.ndarray], Shapes, Steps, Steps, int]] = {
+    "1-D": (convolutions.conv1d(2, 3, 2), convolved, ((2, 13, 50), (20, 13, 5)), (2,), (3,), 2),
+    "2-D": (convolutions.conv2d((1, 2), (1, 2), 1, True), convolved, ((2, 5, 7, 9), (17, 5, 3, 5)), (1, 2), (1, 2), 1),
+    "3-D": (convolutions.conv3d(1, 1), convolved, ((2, 10, 5, 6, 7), (20, 10, 1, 3, 5)), (1, 1, 1), (1, 1, 1), 1),
+    "backwards": (convolutions.transposed2d((1, 1), (1, 0), 1, True), transposed, ((2, 9, 5, 6), (9, 20, 3, 3)), (1, 1), (1, 0), 1),
+}
+
+
+@pytest.mark.parametrize("way", ["rows", "rows32"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_windows_are_channels(name: str, way: str) -> None:
+    kernel, exact, (one, other), stride, padding, dilation = ROWS[name]
+    x, w = normal(*one), normal(*other)
+    want = exact(x, w, stride, padding, dilation)
+    for found in results(kernel, f"{PARTS} to_channels_last={way}", x=x, w=w):
+        assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
+
+
+def test_rows_of_windows_are_copied_where_channels_are_few() -> None:
+    x, w = (np.broadcast_to(np.float32(0), shape) for shape in ((8, 10, 33, 99, 101), (48, 10, 1, 3, 5)))
+    chosen = [s for s in convolutions.conv3d(1, 0).stages(x, w, target="sm_90a").stages.schedules if isinstance(s, Wgmma)]
+    assert [s.to_channels_last for s in chosen] == ["rows"]
+
+
 def test_folded_axes_are_those_of_the_image() -> None:
     x, w = normal(2, 9, 7, 9), normal(17, 9, 3, 5)
     with pytest.raises(UserError, match="TW020"):

@@ -76,6 +76,8 @@ class WgmmaCosts:
     parts: tuple[float, float, float] = (3.4e6, 2.4e6, 1.2e6)
     """Bytes that copies of images to parts of tf32 read and write: as they are, with places of a window beside channels, which are told apart by division, and with places that are neighbours
     in memory."""
+    straddling_parts: float = 1.15
+    """How much longer convolutions of parts take whose windows' rows do not begin at whole 32 bytes."""
     chunked: float = 0.9
     """The part of its rate that a tile reaches whose sums are taken from the matrix units in chunks."""
     parted: float = 1.35
@@ -279,6 +281,8 @@ class RowCosts:
     """Threads of a block whose rows are short: it has as many rows as they hold."""
     vector: int = 8
     """Where rows begin anywhere and vectors would have fewer bytes than this, they are shifted."""
+    cut: int = 8192
+    """Elements of a row of several axes that is rather cut than read element by element."""
     resident: int = 3
     """Blocks that find room at once where rows of a cluster begin anywhere and vectors are of many elements, or the ends of rows take too
     many registers. Where long rows are scaled by another array, two do: the assembler would spill a few registers for a third."""
@@ -290,6 +294,11 @@ class MapCosts:
 
     vectors: int = 2
     """Vectors of a thread in flight: best or within noise of it for one to three streams."""
+    shifted_vectors: int = 8
+    """Vectors of a row that begins anywhere, from which on it is written in vectors nevertheless."""
+    shifted_row: int = 1024
+    shifted_threads: int = 256
+    """Elements of such a row from which on a block has a part of one, and threads of a block that has several."""
     few_terms: int = 32
     """So short a reduction, where results lie side by side too, is not spread over threads."""
     across: int = 8

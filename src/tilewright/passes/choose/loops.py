@@ -245,7 +245,9 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         turned = _turned_map(kernel, nest, vector, hints, target)
         if turned is not None:
             return turned
-        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
+        vector = _whole_vectors(kernel, nest, vector, hints, target)
+        plain = _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
+        return _shifted_map(kernel, nest, plain, hints, target) or plain
     if _are_ranges(kernel, nest):
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
         if ranges is not None:
@@ -391,6 +393,37 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
         tiles[other] = max(min(rest, power_of_two(hint(nest.extents[other], hints))), target.warp_size * vector // tiles[axis], 1)
     threads = max(target.warp_size, min(threads, prod(tiles) // vector))
     return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads)
+
+
+def _shifted_map(kernel: Kernel, nest: Nest, plain: Schedule, hints: Mapping[str, int], target: Target) -> Schedule | None:
+    """The same for rows of results that begin anywhere, whose tiles begin before them, at whole vectors. Of short rows a block has several, and a thread a vector of
+    one. None for rows that begin at whole vectors anyway, and for those of few vectors, which are ends above all."""
+    from tilewright.passes.common.shift_rows import map_start
+
+    axis, vector, costs = plain.vector_index, plain.vector, target.costs.maps
+    if vector == 1 or target.kind != "nvptx" or plain.across > 1 or kernel.attrs.get("in_order") or is_watched(kernel):
+        return None
+    length = hint(nest.extents[axis], hints)
+    if length < costs.shifted_vectors * vector or any(op.opcode in ("for", "while", "if", "accumulate") for op in walk(nest.parallel.regions[0])):
+        return None
+    if stored_width(kernel, nest, axis, vector) * nest.narrowest >= target.costs.rows.vector or map_start(kernel, nest.parallel, axis, vector) is None:
+        return None
+    tiles = [1] * len(nest.extents)
+    tiles[axis] = min(plain.tiles[axis], power_of_two(length))
+    other = next((p for p in reversed(range(len(tiles))) if p != axis and nest.extents[p] != ONE), None)
+    if other is not None and length < costs.shifted_row:
+        tiles[other] = min(costs.shifted_threads * vector // tiles[axis], power_of_two(hint(nest.extents[other], hints)))
+        return replace(plain, tiles=tuple(tiles), threads=max(target.warp_size, prod(tiles) // vector), shifted=True)
+    return replace(plain, tiles=tuple(tiles), threads=max(target.warp_size, min(plain.threads, tiles[axis] // vector)), shifted=True)
+
+
+def _whole_vectors(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> int:
+    """How many elements the threads of a map take at once: of short rows whose ends would cut through vectors, as many as divide all rows, if these are 8 bytes or more."""
+    axis = vector_index(nest)
+    if axis < 0 or target.kind != "nvptx" or nest.reductions or nest.sweeps or hint(nest.extents[axis], hints) > target.costs.maps.shifted_row:
+        return vector
+    width = stored_width(kernel, nest, axis, vector)
+    return width if width * nest.narrowest >= target.costs.rows.vector else vector
 
 
 def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:
@@ -612,7 +645,7 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     if not _walks_rows(kernel, nest):
         flat = flattened(kernel)
         found = row_schedule(flat, target, sizes) if flat is not None else None
-        return replace(found, flat=True) if found is not None else None
+        return replace(found, flat=True) if found is not None and flat is not None and not _is_better_cut(flat, found, target.costs.rows) else None
     if not nest.reduce_extent.names <= sizes.keys():
         return None
     length, costs = max(1, nest.reduce_extent.evaluate(sizes)), target.costs.rows
@@ -637,7 +670,18 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
         whole=True, cluster=cluster, resident=_row_resident(kernel, nest, costs, threads, cluster, steps * vector, scaled),
     )  # fmt: skip
     known = nest.reduce_extent.product_name or nest.reduce_extent.constant is not None
+    narrow = min(vector, aligned_rows(kernel, nest, vector)) * nest.narrowest < costs.vector  # rows of whole vectors may begin anywhere, too
     return (_shifted(kernel, nest, costs, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
+
+
+def _is_better_cut(kernel: Kernel, schedule: Schedule, costs: RowCosts) -> bool:
+    """Whether a long row of several axes is read element by element, or what is read at its quotients is: several kernels then read it faster (`cut_rows`)."""
+    if schedule.reduce_tile < costs.cut:
+        return False
+    forms, nest = analyse(kernel), nest_of(kernel)
+    quotients = [forms[op.operands[1]] for op in walk(nest.parallel.regions[0]) if op.opcode == "floordiv" and op.operands[1] in forms]
+    single = not schedule.shifted and aligned_rows(kernel, nest, schedule.vector) * nest.narrowest < costs.vector
+    return single or not all(constant_of(by).divisible_by(schedule.vector, kernel.facts) for by in quotients)
 
 
 def _row_resident(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, cluster: int, values: int, scaled: bool) -> int:

@@ -49,9 +49,11 @@ from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.skipped_steps import steps_left
 from tilewright.passes.triangles.symmetry import is_symmetric
-from tilewright.passes.windows.split_images import ImageForm, image_form
+from tilewright.passes.windows.image_forms import UNIT, ImageForm, image_form
+from tilewright.passes.windows.row_parts import parts_form
+from tilewright.passes.windows.row_windows import WAYS
 from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
-from tilewright.passes.windows.window_rows import STEP, WAYS, row_form, rows_kernel
+from tilewright.passes.windows.window_rows import STEP, row_form, rows_kernel
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
@@ -369,10 +371,11 @@ def image_schedules(kernel: Kernel, whole: Contraction, target: Target, hints: M
         return []
     terms = 4 if sizes.k < SHORT_TERMS else 3
     ranked: Ranked = []
-    for folded in _foldings(whole_form, hints):
-        form = image_form(kernel, whole, folded)
+    few = bool(_number(whole_form.channels, hints) % IMAGE_STEP)
+    for folded, way in [*((folded, "") for folded in _foldings(whole_form, hints)), *((0, way) for way in WAYS if few)]:
+        form = parts_form(kernel, folded, way, whole)
         if form is not None:
-            ranked += _image_ranked(form, terms, folded, target, hints)
+            ranked += _image_ranked(form, terms, folded, way, target, hints)
     return sorted(ranked, key=lambda pair: pair[0])
 
 
@@ -386,32 +389,37 @@ def _foldings(form: ImageForm, hints: Mapping[str, int]) -> list[int]:
     return list(dict.fromkeys((0, sparse, *others)))
 
 
-def _image_ranked(form: ImageForm, terms: int, folded: int, target: Target, hints: Mapping[str, int]) -> Ranked:
+def _image_ranked(form: ImageForm, terms: int, folded: int, way: str, target: Target, hints: Mapping[str, int]) -> Ranked:
     """Schedules of one way to lay out parts, with their times."""
     image_parts, weight_parts = form.image_parts(0), form.weight_parts(1)
-    main = form.main(terms, image_parts, weight_parts)
+    seen = form.seen(image_parts)
+    main = form.main(terms, seen, weight_parts)
     found = find_contraction(main)
     if found is None:
         return []
-    swap = isinstance(found.b.load, Op) and found.b.load.operands[0] is image_parts
+    swap = isinstance(found.b.load, Op) and found.b.load.operands[0] is seen
     pixels, inner = (found.b if swap else found.a), len(found.k) - 1
     lies = image(found, pixels)
     if lies is None or lies.channel != inner or not _in_reach(found, pixels, hints):
         return []
     shape = shape_of(found, hints)
     whole, divided, along = target.costs.wgmma.parts
-    rate = whole if form.depth == form.channels else along if form.turns_last else divided
+    rate = target.costs.wgmma.turn if way else whole if form.depth == form.channels else along if form.turns_last else divided
     assert isinstance(image_parts.type, Tensor) and isinstance(weight_parts.type, Tensor)
     weights = _number(product(weight_parts.type.shape), hints)
     elements = _number(product(image_parts.type.shape), hints) + _number(form.read, hints) + 1.5 * weights
     moved = 2 * target.costs.launch.second + 4 * elements / rate
+    moved *= 2 if way and "phase" in form.kernel.attrs else 1  # phases would share parts of the image as it is, but have rows of their own
     store = "direct" if swap else "tma"
-    like = Wgmma(128, 128, 32, epilogue_stages=1, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, chunk=IMAGE_CHUNK)
+    like = Wgmma(128, 128, 32, epilogue_stages=1, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, to_channels_last=way, chunk=IMAGE_CHUNK)
     # Columns of results that leave registers one by one may be as many as there are filters.
     tiles = _image_tiles(like, _fitting(shape.m, THIN + 8) if swap else [])
     # Steps are whole; what they read lies in the L2 cache, into which every pixel comes once.
     channels = _number(found.reduce_extents[inner], hints)
-    return [(_image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
+    # Windows' rows that begin anywhere in 32 bytes take longer to bring.
+    assert isinstance(seen.type, Tensor)
+    slower = target.costs.wgmma.straddling_parts if way and _number(seen.type.strides[-2], hints) % UNIT else 1.0
+    return [(slower * _image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
 
 
 def _image_tiles(like: Wgmma, fitting: list[int]) -> list[Wgmma]:
@@ -533,8 +541,8 @@ def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target
 
 def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, target: Target) -> Wgmma:
     if asked.tf32_terms:
-        form = image_form(kernel, folded=asked.folded) if any(s.tf32_terms for s in listed) else None
-        for _, s in _image_ranked(form, asked.tf32_terms, asked.folded, target, {}) if form is not None else []:
+        form = parts_form(kernel, asked.folded, asked.to_channels_last) if any(s.tf32_terms for s in listed) else None
+        for _, s in _image_ranked(form, asked.tf32_terms, asked.folded, asked.to_channels_last, target, {}) if form is not None else []:
             return replace(asked, a_copy=s.a_copy, b_copy=s.b_copy, inner=s.inner, swap_ab=s.swap_ab, store=s.store)
         raise UserError.at("TW020", f"schedule '{text}': {kernel.name} is no convolution of f32 that copies bring to parts so", kernel.span, "leave tf32_terms out; folded has a bit for each axis of the image")
     if any(bool(s.bf16_terms) != bool(asked.bf16_terms) for s in listed):

@@ -80,6 +80,8 @@ class ThreadView:
         rank = len(self.layout.vector)
         self.axis = next((a for a in range(rank) if self.layout.vector[a] > 1), rank - 1)
         self.vector = self.layout.vector[self.axis] if rank else 1
+        self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
+        """Edges cut through vectors that lie at multiples of their size nevertheless."""
 
     def _layout(self) -> Blocked | Accumulator:
         """The layout of the tiles that are held in registers: there is one."""

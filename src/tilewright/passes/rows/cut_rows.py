@@ -21,7 +21,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.affine import Forms, address, analyse
-from tilewright.analysis.loop_nest import Nest, is_near, nest_of
+from tilewright.analysis.loop_nest import Nest, aligned_rows, is_near, nest_of
 from tilewright.analysis.recomputed import Keys
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
@@ -35,7 +35,7 @@ from tilewright.passes.choose.loops import hint, power_of_two, row_schedule
 from tilewright.passes.choose.wishes import wishes_for_loops
 from tilewright.passes.common.combine import identities
 from tilewright.passes.loop.collapse import collapse
-from tilewright.passes.rows.flatten_rows import AxesWalk, row_walks
+from tilewright.passes.rows.flatten_rows import AxesWalk, flattened, row_walks
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.tree.metadata import KernelMetadata
 
@@ -148,7 +148,9 @@ def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut |
     else:
         if lengths[inner] < SHORTEST:
             return None
-        chunk = Size.of(max(SHORTEST, min(LONGEST, power_of_two(lengths[inner]))))
+        vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+        shift = vector if aligned_rows(kernel, nest, vector) < vector else 0  # a stretch that begins between vectors has room for what is before it
+        chunk = Size.of(max(SHORTEST, min(LONGEST - shift, power_of_two(lengths[inner]))))
         parts = maximum(ONE, ceildiv(extent, chunk))
         if len(reductions) == 1 and lengths[inner] > LONGEST:
             # Nothing has to stay in registers: stretches are about equally long, and whole steps of a block but for the last of a row.
@@ -340,15 +342,33 @@ class _Cutting:
         cut = find_cut(self.kernel, self.target, self.hints)
         if cut is None:
             return None
-        self.cut = cut
-        self.region = cut.nest.parallel.regions[0]
-        self.made = {result: op for op in self.region.ops for result in op.results}
+        flat = self.flat_sums(cut)
+        self.begin(self.kernel, cut)
+        if flat is not None:
+            self.names.update(zip(flat[0].params, self.call.args, strict=True))
+            self.begin(*flat)
         stores = [op for op in self.region.ops if op.opcode == "store"]
-        for position, group in enumerate(cut.groups):
-            self.group(group, stores if position == len(cut.groups) - 1 else [], position)
+        for position, group in enumerate(self.cut.groups):
+            self.group(group, stores if position == len(self.cut.groups) - 1 else [], position)
+        self.begin(self.kernel, cut)
         for position, own in enumerate(cut.sweeps):
             self.sweep(own, position)
         return self
+
+    def begin(self, kernel: Kernel, cut: _Cut) -> None:
+        """Cut this form of the kernel."""
+        self.cut = cut
+        self.source = kernel
+        self.region = cut.nest.parallel.regions[0]
+        self.made = {result: op for op in self.region.ops for result in op.results}
+
+    def flat_sums(self, cut: _Cut) -> tuple[Kernel, _Cut] | None:
+        """The kernel with rows of one axis, where sums over them follow memory and need no quotients: stretches of them are longer, and all but the last are whole."""
+        flat = flattened(self.kernel) if self.target.simt and not cut.crosswise else None
+        whole = find_cut(flat, self.target, self.hints) if flat is not None else None
+        if flat is None or whole is None or any(op.opcode == "floordiv" for group in whole.groups for member in group for o in member.own.ops for op in walk(Block((), (o,)))):
+            return None
+        return flat, whole
 
     def array(self, value: Value, shape: tuple[Size, ...], what: str) -> Value:
         found = Value(tensor(dtype_of(value.type), *shape, align=16), f"{self.kernel.name}.{what}{self.number + len(self.arrays)}")
@@ -392,7 +412,7 @@ class _Cutting:
     def nest_of_points(self, name: str, extents: Sequence[Size], names: Sequence[str], body: Callable[..., list[Value]], **attributes: Attr) -> None:
         b = Builder(self.kernel.span)
         outside: dict[Value, Value] = {}
-        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], outside)
+        clone_ops(b, [op for op in self.source.body.ops if op.opcode != "parallel"], outside)
         with b.at(self.cut.nest.parallel.span):
             b.parallel([b.index(e) for e in extents], lambda inner, *indices: body(inner, outside, *indices), names)
         self.add(name, b, attributes)

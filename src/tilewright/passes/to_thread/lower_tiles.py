@@ -71,8 +71,6 @@ class TileLowering(ThreadView):
         self.meeting = self._meeting() if self.blocks > 1 else None
         self.predicated = bool(kernel.attrs.get("placed")) and target.kind == "nvptx"
         """Loads and stores under a condition have no branch: what many of them have in common is computed once."""
-        self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
-        """Edges cut through vectors that lie at multiples of their size nevertheless."""
 
     @functools.cached_property
     def reductions(self) -> TileReductions:

@@ -22,6 +22,7 @@ from tilewright.passes.common.registers import (
     RegisterIndex,
     Registers,
     SameInVector,
+    Shape,
     ThreadView,
     shape_of,
 )
@@ -51,12 +52,15 @@ def symbolic(view: ThreadView, b: Builder, op: Op, held: Sequence[Held], result:
                 base = b.mul(one.base, other.base)
                 view.divisors[base] = view.divisors.get(one.base, 1) * abs(scale)
                 return RegisterIndex(result.shape, base, {a: f * scale for a, f in one.factors.items() if scale})
-            if not other.factors and view.target.has("serial") and one.factors and not one.factors.get(view.axis, 0) and len(view.cells(result.shape)) == 1:
+            if not other.factors and one.factors and _is_per_thread(view, one, result.shape):
                 # Rows of a length that is a size, one for each thread: where its row begins is one number.
                 start = view.first(b, one, view.cells(result.shape)[0])
                 base = b.mul(start, other.base)
                 view.divisors[base] = view.divisors.get(start, 1) * view.divisors.get(other.base, 1)
                 return RegisterIndex(result.shape, base, {})
+    if op.opcode == "and" and view.shifted and all(isinstance(h, RegisterIndex) and _is_per_thread(view, h, result.shape) for h in held):
+        # How far a thread's row is shifted is one number, too.
+        return RegisterIndex(result.shape, b.op("and", *(view.first(b, h, view.cells(result.shape)[0]) for h in held if isinstance(h, RegisterIndex))), {})
     if op.opcode == "lt" and all(isinstance(h, RegisterIndex) for h in held):
         index, bound = held
         assert isinstance(index, RegisterIndex) and isinstance(bound, RegisterIndex)
@@ -67,6 +71,11 @@ def symbolic(view: ThreadView, b: Builder, op: Op, held: Sequence[Held], result:
         if any(p.edges or any(o.shape != result.shape for o in p.others) for p in parts):
             return Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
     return None
+
+
+def _is_per_thread(view: ThreadView, index: RegisterIndex, shape: Shape) -> bool:
+    """Whether an index has one value in each thread, where such values are asked for: threads have a row each, which begins anywhere, or run one after another."""
+    return (view.shifted or view.target.has("serial")) and not index.factors.get(view.axis, 0) and len(view.cells(shape)) == 1
 
 
 def _quotient(view: ThreadView, b: Builder, held: Sequence[Held], result: Tile) -> Held | None:

@@ -48,7 +48,7 @@ from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_o
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct, WarpProduct, Wgmma
 from tilewright.passes.to_tile.lower_loops import LoopLowering
-from tilewright.passes.windows.split_images import PAIRS
+from tilewright.passes.windows.image_forms import PAIRS
 from tilewright.passes.windows.sum_ranges import SumBound, is_half, is_used, result_bounds, sum_bounds, sum_range
 
 

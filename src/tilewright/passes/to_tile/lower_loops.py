@@ -104,6 +104,10 @@ class LoopLowering(NestLowering):
         )
 
     def _gpu(self, b: Builder, env: dict[Value, Value]) -> Size:
+        if self.schedule.shifted and self.row_start is None:
+            from tilewright.passes.to_tile.loops.shifted_maps import ShiftedMap
+
+            return ShiftedMap(self).lower(b, env)
         tiles = self.schedule.tiles
         blocks, starts = self.block_indices(b, tiles)
         extents = [b.index(e) for e in self.nest.extents]

@@ -34,8 +34,8 @@ from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.common.simplify import simplify
 from tilewright.passes.program.to_channels_last import upwards
 from tilewright.passes.windows.guards import emit
+from tilewright.passes.windows.image_forms import ImageForm, image_and_weights
 from tilewright.passes.windows.pixel_phases import PixelPhases, PlacedPhase, chosen, divided
-from tilewright.passes.windows.split_images import ImageForm, image_and_weights
 
 STEP = 64
 """Channels of weights are whole steps: the copy engine takes longer for what lies outside an array."""

@@ -21,7 +21,7 @@ from tilewright.analysis.contraction import find_contraction
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, Size, contiguous_strides, product
+from tilewright.base.sizes import ONE, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
@@ -31,10 +31,9 @@ from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.program.to_channels_last import upwards
 from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
-from tilewright.passes.windows.split_images import ImageForm, image_and_weights
+from tilewright.passes.windows.image_forms import image_and_weights
+from tilewright.passes.windows.row_windows import WAYS, RowWindows
 
-WAYS = {"rows": 16, "rows32": 32}
-"""Values of a schedule's `to_channels_last`, and of how many bytes a pixel's channels are whole multiples: pixels that begin at whole 32 bytes are read faster, from more memory."""
 ROWS, STEP = 8, 64
 """Rows of weights are whole multiples of so many, as columns of tiles are, and their channels are whole steps: the copy engine takes longer for what lies outside an array."""
 
@@ -48,7 +47,7 @@ def window_rows(program: Program, plans: Plans) -> tuple[Program, Plans]:
     """Copies of images, by array and what is copied: several kernels, phases above all, read the same copy until somebody writes the array."""
     for call, schedule in zip(program.calls, plans, strict=True):
         written = _written(call)
-        if not isinstance(schedule, Wgmma) or schedule.to_channels_last not in WAYS:
+        if not isinstance(schedule, Wgmma) or schedule.to_channels_last not in WAYS or schedule.tf32_terms:
             calls.append(call)
             schedules.append(schedule)
             copied = {key: copy for key, copy in copied.items() if key[0] not in written}
@@ -104,51 +103,8 @@ def row_form(kernel: Kernel, way: str = "rows") -> RowForm | None:
 
 
 @record
-class RowForm(ImageForm):
+class RowForm(RowWindows):
     """A convolution whose windows along the last axis of the image are read as channels."""
-
-    whole: int = 16
-    """Bytes of which a pixel's channels are a whole multiple."""
-
-    @property
-    def axis(self) -> int:
-        return self.folded[0]
-
-    @property
-    def first(self) -> Size:
-        """Where windows begin along the axis."""
-        return self.found.access(self.image)[self.axis].constant
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether a window has several places along the axis, and these are neighbours once places that no window reads are left out."""
-        position, taps = self._taps_along(self.axis)
-        return position is not None and taps != ONE and self.gap > 0 and self.step(self.axis) % self.gap == 0
-
-    @property
-    def gap(self) -> int:
-        """How far a window's places lie apart; so do the places that are copied."""
-        position = self._taps_along(self.axis)[0]
-        return 0 if position is None else self.found.access(self.image)[self.axis].factor(self.found.k[position]).constant or 0
-
-    @property
-    def apart(self) -> int:
-        """How many pixels of a copied row windows of neighbouring results lie apart."""
-        return self.step(self.axis) // self.gap
-
-    @property
-    def unit(self) -> Size:
-        """Channels of a pixel, and zeros."""
-        return self._whole(self.channels, self.whole // self.image.dtype.itemsize)
-
-    @property
-    def depth(self) -> Size:
-        return self.unit * self.taps_along(self.axis)
-
-    @property
-    def length(self) -> Size:
-        """Pixels of a row that windows reach."""
-        return (self._places(self.axis) - 1) * self.apart + self.taps_along(self.axis)
 
     # -- arrays ---------------------------------------------------------------------------------------------------
 
@@ -157,14 +113,6 @@ class RowForm(ImageForm):
         assert self.image.tensor is not None
         inside = [self.image.tensor.shape[axis] for axis in self.order[1:-2]]
         return Value(tensor(self.image.dtype, self.images, *(inside or [ONE]), self.length, self.unit, align=16), f"{self.kernel.name}.rows{number}")
-
-    def overlapping(self, rows: Value) -> Value:
-        """The same as an array of windows' rows."""
-        assert isinstance(rows.type, Tensor)
-        *outside, _, unit = rows.type.shape
-        *strides, _, one = contiguous_strides(rows.type.shape)
-        shape = (*outside, self._places(self.axis), self.depth)
-        return Value(replace(rows.type, shape=shape, strides=(*strides, unit * self.apart, one)), rows.name)
 
     def weight_rows(self, number: int) -> Value:
         found = self.found
@@ -179,15 +127,11 @@ class RowForm(ImageForm):
         assert isinstance(memory.type, Tensor) and isinstance(rows.type, Tensor) and self.image.load is not None
         source, dtype = memory.type, self.image.dtype
         flat = rows.type.rank > len(order)
-        first = self.first
         b = Builder(self.kernel.span)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
             at = dict(zip(order, indices, strict=True))
-            at[self.axis] = inner.add(inner.mul(at[self.axis], inner.index(self.gap)), inner.index(first))
-            inside = inner.logical_and(inner.op("ge", at[self.axis], inner.index(0)), inner.op("lt", at[self.axis], inner.index(source.shape[self.axis])))
-            if self.unit != self.channels:
-                inside = inner.logical_and(inside, inner.op("lt", indices[-1], inner.index(self.channels)))
+            inside = self._all(inner, self.pixel_of(inner, at, indices[-1]))
             element = [at[axis] for axis in range(source.rank)]
             (value,) = inner.if_(inside, lambda deep: [deep.op("load", memory, *element)], lambda deep: [deep.const(0, dtype)])
             inner.multi("store", rows, indices[0], *([inner.index(0)] if flat else []), *indices[1:], value)

@@ -58,7 +58,7 @@ class NestLowering(ABC):
         rows = not target.simt and schedule.reduce_tile > 1 and schedule.vector_on_reduction
         self.recomputed = self._find_recomputed() if rows and not is_watched(kernel) else None
         walks = (*self.nest.reductions, *self.nest.sweeps)
-        self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
+        self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted and walks else None
         self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
         self.tested: set[tuple[int, int]] = set()
         """Accesses, and axes of them, whose indices were tested before the loop they stand in."""
@@ -132,9 +132,9 @@ class NestLowering(ABC):
         finally:
             self.clips, self.clipped = before
 
-    def block_indices(self, b: Builder, steps: Sequence[int | Size]) -> tuple[Size, list[Value]]:
-        """The number of blocks when index p advances by steps[p] per block, and this block's first index along each."""
-        counts = [ceildiv(extent, Size.of(step) if isinstance(step, int) else step) for extent, step in zip(self.nest.extents, steps, strict=True)]
+    def block_indices(self, b: Builder, steps: Sequence[int | Size], extents: Sequence[Size] = ()) -> tuple[Size, list[Value]]:
+        """The number of blocks when index p advances by steps[p] per block, and this block's first index along each. `extents`, if not those of the nest."""
+        counts = [ceildiv(extent, Size.of(step) if isinstance(step, int) else step) for extent, step in zip(extents or self.nest.extents, steps, strict=True)]
         blocks = ONE
         for count in counts:
             blocks = blocks * count

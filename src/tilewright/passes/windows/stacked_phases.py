@@ -17,6 +17,7 @@ phases that have no such result; nobody reads these.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import product as combinations
 from math import prod
@@ -287,7 +288,7 @@ class StackedPhases:
         lengths = {index: stack.lengths[axis] for axis, index in enumerate(placed.indices)} | {found.indices[lead.filters]: self.columns * len(stack.forms)}
         with b.at(found.parallel.span):
             b.parallel([b.index(lengths[index]) for index in found.indices], body, [a.name for a in found.indices])
-        return self._kernel(lead.kernel.name, b, lead, (lead.memory, weights, kept)), kept
+        return replace(self._kernel(lead.kernel.name, b, lead, (lead.memory, weights, kept)), attrs=lead.kernel.attrs), kept
 
     def _length(self, stack: PhaseStack, along: dict[int, int], axis: int) -> Size:
         """Places of a stack along an axis of the image."""

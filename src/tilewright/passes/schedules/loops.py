@@ -51,7 +51,7 @@ class Schedule:
     cluster: int = 1
     """GPU: blocks that share a row, meeting in each other's shared memory."""
     shifted: bool = False
-    """GPU, with `whole`: a row's tile begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
+    """GPU: a row's tile, or its first one, begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
     flat: bool = False
     """GPU, with `whole`: rows of several axes are walked by one index (`flatten_rows`)."""
     scan: bool = False

@@ -598,10 +598,17 @@ class LoopLowering:
         if self.shift is None:
             index = self.index_tile(b, b.index(0), position, tile)
             return index, b.op("lt", index, b.like(extent, index))
-        index = self.index_tile(b, b.sub(b.index(0), self.shift), position, tile)
-        places = self.index_tile(b, b.index(0), position, tile)
-        begun = b.op("lt", b.sub(b.like(self.shift, places), places), b.splat(1, places))  # index > -1
-        return index, b.logical_and(begun, b.op("lt", index, b.like(extent, index)))
+        first = b.sub(b.index(0), self.shift)
+        index = self.index_tile(b, first, position, tile)
+        return index, self._within_row(b, first, index, extent)
+
+    def _within_row(self, b: Builder, first: Value, index: Value, extent: Value) -> Value:
+        """Which indices of a tile that begins at `first`, maybe before the row, are the row's."""
+        assert self.reduce_position is not None
+        places = self.index_tile(b, b.index(0), self.reduce_position, self.schedule.reduce_tile)
+        before = b.sub(b.index(0), first)
+        begun = b.op("lt", b.sub(b.like(before, places), places), b.splat(1, places))  # index > -1
+        return b.logical_and(begun, b.op("lt", index, b.like(extent, index)))
 
     # -- one body -----------------------------------------------------------------------------------------------
 
@@ -1291,7 +1298,9 @@ class LoopLowering:
                 edge = [Condition(inside, edge=True)]
             else:
                 local[index_arg] = self.index_tile(inner, first, position, tile)
-            if masked:
+            if masked and self.shift is not None:
+                edge = [Condition(self._within_row(inner, first, local[index_arg], extent), edge=True)]
+            elif masked:
                 limit = inner.like(extent, local[index_arg])
                 edge = [Condition(inner.op("lt", local[index_arg], limit), edge=True)]
             values = list(self.ops(inner, op.regions[0].ops, local, [*masks, *edge]))
@@ -1326,6 +1335,8 @@ class LoopLowering:
         lanes = [self.widen(b, v, shape) for v in nothing]
         if not self.target.simt:
             return self._reduce_on_cpu(b, op, kind, extent, env, masks, start, step, lanes)
+        if self.shift is not None:
+            return self._combine(b, kind, start, self.folded(b, kind, self._shifted_steps(b, op, extent, lanes, step)))
         whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
         sums: Sequence[Value] = self.carried(
             b, b.index(0), whole, b.index(tile), lanes, lambda inner, k, *c: step(inner, k, False, c), op
@@ -1345,6 +1356,25 @@ class LoopLowering:
             some = self.widen(b, b.op("gt", extent, b.index(0)), kept)
             results = [results[0], b.select(b.op("and", lost, some), self.widen(b, first, kept), results[1])]
         return self._combine(b, kind, start, results)
+
+    def _shifted_steps(
+        self, b: Builder, op: Op, extent: Value, lanes: Sequence[Value], step: Callable[[Builder, Value, bool, Sequence[Value]], Sequence[Value]]
+    ) -> Sequence[Value]:
+        """The sums of a row's lanes, in tiles that begin up to a vector before the row: those that lie wholly inside of it, and then, under masks, its beginning and its end."""
+        assert self.shift is not None
+        tile, zero = b.index(self.schedule.reduce_tile), b.index(0)
+        first = b.sub(zero, self.shift)
+        second = b.add(first, tile)
+        steps = b.op("max", b.op("floordiv", b.sub(extent, second), tile), zero)
+        end = b.add(second, b.mul(steps, tile))
+        sums: Sequence[Value] = self.carried(b, second, end, tile, lanes, lambda inner, k, *c: step(inner, k, False, c), op)
+        shape = shape_of(lanes[0])
+
+        def border(inner: Builder, k: Value, *carried: Value) -> Sequence[Value]:
+            return [self.widen(inner, v, shape) for v in step(inner, k, True, carried)]
+
+        # From the beginning to the end in one stride: there are two of these tiles, or the first is all.
+        return self.carried(b, first, extent, b.sub(end, first), sums, border, op)
 
     def folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
         """Lanes combined along the reduction's axis; scalars where nothing else is left."""

@@ -225,6 +225,12 @@ class ReductionCosts:
     """The same across it."""
     enough_across: int = 4
     """Blocks on each multiprocessor from which on sums across rows are not cut."""
+    short_row: int = 2048
+    """Elements of a row up to which a block adds up several of them, one after another."""
+    stretch: int = 16384
+    """Elements of all these rows."""
+    blocks_of_rows: int = 32
+    """Such blocks wanted on each multiprocessor."""
     cpu_stretch: int = 32768
     """Elements one unit of CPU work reduces."""
     cpu_rows: int = 64

@@ -260,6 +260,8 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         return Schedule((*[1] * (rank - 1), _ROW_THREADS), vector, vector, vector_on_reduction=True, threads=_ROW_THREADS)
     if target.has("serial") and rank and hint(nest.extents[-1], hints) >= _PATCH_THREADS:
         return Schedule((*[1] * (rank - 1), _PATCH_THREADS), 1, 1, vector_index=rank - 1, threads=_PATCH_THREADS)
+    if "rows_in_turn" in kernel.attrs:
+        return _gpu_rows_in_turn(nest, rank, aligned_rows(kernel, nest, vector) if nest.reduces_along else 1, hint(nest.reduce_extent, hints), target)
     if nest.reduces_along:
         return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target, aligned_rows(kernel, nest, vector) if _reads_most(nest) else 0)
     if walks_views(kernel, nest):
@@ -463,6 +465,17 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target, a
     else:
         rows = 1
     return Schedule(tuple(tiles), reduce_tile, aligned or vector, vector_on_reduction=True, threads=per_row * rows)
+
+
+def _gpu_rows_in_turn(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
+    """Short rows, of which a block adds up several: as few threads as have a row in a few steps, so that none is idle, and so many rows at a time that enough is on its way."""
+    threads = max(target.warp_size, min(_TURN_THREADS, power_of_two(length // (2 * vector))))
+    steps = max(1, min(_IN_FLIGHT, -(-length // (threads * vector))))
+    return Schedule((1,) * rank, threads * vector * steps, vector, vector_on_reduction=True, threads=threads, rows_in_turn=max(2, _IN_FLIGHT // steps))
+
+
+_TURN_THREADS, _IN_FLIGHT = 128, 8
+"""Threads of a block that adds up short rows, at most, and elements or vectors of them that a thread has on their way."""
 
 
 def range_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:

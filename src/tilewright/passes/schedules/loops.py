@@ -58,6 +58,8 @@ class Schedule:
     """GPU: the nest's loop is a scan, and the threads of a block walk it together, in steps of the reduction's tile (`scan_rows`)."""
     resident: int = 0
     """GPU: blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler how many registers a thread has."""
+    rows_in_turn: int = 0
+    """GPU: with reductions over several axes, threads keep their sums through all of them, and read so many rows at a time (`rows_in_turn`)."""
     row_axis: int = -1
     rows_per_block: int = 1
     """CPU: a block does `rows_per_block` neighbours along the parallel index `row_axis`, one after the other; short rows are not worth a block

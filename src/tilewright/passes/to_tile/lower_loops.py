@@ -1175,6 +1175,11 @@ class LoopLowering:
             return rows.run(b, extents, start)
         if tiled and plain and not dimension and len(extents) > 1 and kind in ("min", "max") and not self.target.simt and not self.schedule.whole:
             return self._extreme_on_cpu(op, env, masks).lower(b, extents[-1], start, extents[:-1])
+        if tiled and plain and not dimension and self._keeps_lanes(op, kind):
+            from tilewright.passes.to_tile.rows_in_turn import RowsInTurn
+
+            assert self.reduce_position is not None
+            return RowsInTurn(self, op, extents, env, masks, self.reduce_position, self.schedule.reduce_tile, self.schedule.rows_in_turn).run(b, start)
         if last and tiled and dimension:
             # Every element of a tile starts from the identity; what came before joins once, not once per element.
             dtypes = [dtype_of(r.type) for r in op.results]
@@ -1208,6 +1213,10 @@ class LoopLowering:
         if not self.target.simt and kind.startswith("arg") and len(extents) == 1 and arg not in self.clips and self._rises(op):
             return self._first_of_equals(b, op, kind, extent, env, masks, start)
         return self.carried(b, zero, extent, one, start, body, op)
+
+    def _keeps_lanes(self, op: Op, kind: str) -> bool:
+        """Whether the threads of a block have sums of their own through all axes of a reduction."""
+        return self.target.simt and self.schedule.rows_in_turn > 0 and len(op.operands) > 1 and not kind.startswith("arg")
 
     def _first_of_equals(
         self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], start: Sequence[Value]

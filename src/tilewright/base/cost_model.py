@@ -225,9 +225,9 @@ class ReductionCosts:
     """The same across it."""
     enough_across: int = 4
     """Blocks on each multiprocessor from which on sums across rows are not cut."""
-    short_row: int = 2048
+    short_row: int = 1024
     """Elements of a row up to which a block adds up several of them, one after another."""
-    stretch: int = 16384
+    stretch: int = 4096
     """Elements of all these rows."""
     blocks_of_rows: int = 32
     """Such blocks wanted on each multiprocessor."""
@@ -282,6 +282,16 @@ class RowCosts:
     """Threads of a block whose rows are short: it has as many rows as they hold."""
     vector: int = 8
     """Where rows begin anywhere and vectors would have fewer bytes than this, they are shifted."""
+    streamed: int = 1024
+    streamed_light: int = 16384
+    """Elements from which on rows that are walked once, and begin anywhere, are read in vectors: with much to compute for each, and with little. Shorter ones have too few between
+    their ends."""
+    long: int = 16384
+    """Elements of such a row up to which `block` threads walk it, and not `threads`."""
+    together: int = 2
+    """Vectors of such a row that a thread has on their way."""
+    loads: int = 16
+    """Single elements that a thread has on their way where a block adds up several short rows; half as many vectors."""
     resident: int = 3
     """Blocks that find room at once where rows of a cluster begin anywhere and vectors are of many elements, or the ends of rows take too
     many registers. Where long rows are scaled by another array, two do: the assembler would spill a few registers for a third."""

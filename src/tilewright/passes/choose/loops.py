@@ -263,6 +263,9 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if "rows_in_turn" in kernel.attrs:
         return _gpu_rows_in_turn(nest, rank, aligned_rows(kernel, nest, vector) if nest.reduces_along else 1, hint(nest.reduce_extent, hints), target)
     if nest.reduces_along:
+        streamed = _streamed_rows(kernel, nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
+        if streamed is not None:
+            return streamed
         return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target, aligned_rows(kernel, nest, vector) if _reads_most(nest) else 0)
     if walks_views(kernel, nest):
         return _gpu_rows(nest, rank, 1, power_of_two(hint(nest.reduce_extent, hints)), target)
@@ -467,15 +470,32 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target, a
     return Schedule(tuple(tiles), reduce_tile, aligned or vector, vector_on_reduction=True, threads=per_row * rows)
 
 
+def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule | None:
+    """One sum along rows that begin anywhere: vectors all the same, from up to a vector before the row on. None where rows begin at vectors, are short, or where arrays begin
+    differently."""
+    costs = target.costs.rows
+    if len(nest.reductions) != 1 or nest.sweeps or not rank or str(nest.reductions[0].attrs["kind"]).startswith("arg"):
+        return None
+    if length < (costs.streamed_light if _reads_most(nest) else costs.streamed):
+        return None
+    if vector * nest.narrowest < target.vector_bytes or aligned_rows(kernel, nest, vector) == vector or read_shared(kernel, nest.reductions):
+        return None
+    if row_start(kernel, nest.parallel, nest.reductions, vector) is None:
+        return None
+    threads = costs.block if length <= costs.long else costs.threads
+    return Schedule((1,) * rank, threads * vector, vector, vector_on_reduction=True, threads=threads, shifted=True, together=costs.together)
+
+
 def _gpu_rows_in_turn(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
     """Short rows, of which a block adds up several: as few threads as have a row in a few steps, so that none is idle, and so many rows at a time that enough is on its way."""
-    threads = max(target.warp_size, min(_TURN_THREADS, power_of_two(length // (2 * vector))))
-    steps = max(1, min(_IN_FLIGHT, -(-length // (threads * vector))))
-    return Schedule((1,) * rank, threads * vector * steps, vector, vector_on_reduction=True, threads=threads, rows_in_turn=max(2, _IN_FLIGHT // steps))
-
-
-_TURN_THREADS, _IN_FLIGHT = 128, 8
-"""Threads of a block that adds up short rows, at most, and elements or vectors of them that a thread has on their way."""
+    costs = target.costs.rows
+    steps_of = lambda threads: max(1, -(-length // (threads * vector)))  # noqa: E731
+    threads = target.warp_size
+    while threads < costs.block and steps_of(threads) > (2 if threads < costs.block // 2 else 4):
+        threads *= 2
+    loads = costs.loads if vector == 1 else costs.loads // 2
+    steps = min(loads, steps_of(threads))
+    return Schedule((1,) * rank, threads * vector * steps, vector, vector_on_reduction=True, threads=threads, rows_in_turn=max(2, loads // steps))
 
 
 def range_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:

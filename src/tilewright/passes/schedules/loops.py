@@ -52,6 +52,8 @@ class Schedule:
     """GPU: blocks that share a row, meeting in each other's shared memory."""
     shifted: bool = False
     """GPU: a row's tile, or its first one, begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
+    together: int = 1
+    """GPU, with `shifted`, of rows that are walked once: steps that follow one another, so that what they load is on its way together."""
     flat: bool = False
     """GPU, with `whole`: rows of several axes are walked by one index (`flatten_rows`)."""
     scan: bool = False

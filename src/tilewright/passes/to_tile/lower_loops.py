@@ -1369,21 +1369,25 @@ class LoopLowering:
     def _shifted_steps(
         self, b: Builder, op: Op, extent: Value, lanes: Sequence[Value], step: Callable[[Builder, Value, bool, Sequence[Value]], Sequence[Value]]
     ) -> Sequence[Value]:
-        """The sums of a row's lanes, in tiles that begin up to a vector before the row: those that lie wholly inside of it, and then, under masks, its beginning and its end."""
+        """The sums of a row's lanes, in tiles that begin up to a vector before the row: first those that lie wholly inside of it, several at a time, and then, under masks, its
+        beginning and what is left."""
         assert self.shift is not None
-        tile, zero = b.index(self.schedule.reduce_tile), b.index(0)
-        first = b.sub(zero, self.shift)
+        tile, stride = b.index(self.schedule.reduce_tile), b.index(self.schedule.reduce_tile * self.schedule.together)
+        first = b.sub(b.index(0), self.shift)
         second = b.add(first, tile)
-        steps = b.op("max", b.op("floordiv", b.sub(extent, second), tile), zero)
-        end = b.add(second, b.mul(steps, tile))
-        sums: Sequence[Value] = self.carried(b, second, end, tile, lanes, lambda inner, k, *c: step(inner, k, False, c), op)
-        shape = shape_of(lanes[0])
+        end = b.add(second, b.mul(b.op("max", b.op("floordiv", b.sub(extent, second), stride), b.index(0)), stride))
+        last = b.sub(end, tile)
+
+        def inside(inner: Builder, k: Value, *carried: Value) -> Sequence[Value]:
+            for number in range(self.schedule.together):
+                carried = tuple(step(inner, inner.add(k, inner.index(number * self.schedule.reduce_tile)) if number else k, False, carried))
+            return carried
 
         def border(inner: Builder, k: Value, *carried: Value) -> Sequence[Value]:
-            return [self.widen(inner, v, shape) for v in step(inner, k, True, carried)]
+            return step(inner, inner.select(inner.op("eq", k, last), first, k), True, carried)
 
-        # From the beginning to the end in one stride: there are two of these tiles, or the first is all.
-        return self.carried(b, first, extent, b.sub(end, first), sums, border, op)
+        sums = self.carried(b, second, end, stride, lanes, inside, op)
+        return self.carried(b, last, extent, tile, sums, border, op)
 
     def folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
         """Lanes combined along the reduction's axis; scalars where nothing else is left."""

@@ -489,12 +489,11 @@ def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, length: i
 def _gpu_rows_in_turn(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
     """Short rows, of which a block adds up several: as few threads as have a row in a few steps, so that none is idle, and so many rows at a time that enough is on its way."""
     costs = target.costs.rows
-    steps_of = lambda threads: max(1, -(-length // (threads * vector)))  # noqa: E731
-    threads = target.warp_size
-    while threads < costs.block and steps_of(threads) > (2 if threads < costs.block // 2 else 4):
+    vectors, threads = max(1, -(-length // vector)), target.warp_size
+    while threads < costs.block and vectors > threads * (2 if threads < costs.block // 2 else 4):
         threads *= 2
     loads = costs.loads if vector == 1 else costs.loads // 2
-    steps = min(loads, steps_of(threads))
+    steps = min(loads, -(-vectors // threads))
     return Schedule((1,) * rank, threads * vector * steps, vector, vector_on_reduction=True, threads=threads, rows_in_turn=max(2, loads // steps))
 
 

@@ -764,8 +764,9 @@ class TileLowering(ThreadView):
 
         assert isinstance(memory.type, Tensor)
         if (self.shifted or self.predicated) and memory.type.space == "global" and (width == 1 or "rows_in_turn" in self.kernel.attrs):
-            wide = {"width": width} if width > 1 else {}
-            return b.op("load", memory, *indices, cond, masked=True, **wide)  # no branch between what is read before and after
+            if width > 1:
+                return b.op("load", memory, *indices, cond, width=width, masked=True)
+            return b.op("load", memory, *indices, cond, masked=True)  # no branch between what is read before and after
         if self._are_words(memory.type.dtype):
             # As integers: a short float that a branch gives is a number that LLVM widens and rounds again, with a function of its own.
             words = b.if_(

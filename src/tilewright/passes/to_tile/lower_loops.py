@@ -1307,7 +1307,7 @@ class LoopLowering:
                 edge = [Condition(inside, edge=True)]
             else:
                 local[index_arg] = self.index_tile(inner, first, position, tile)
-            if masked and self.shift is not None:
+            if masked and first is not None and self.shift is not None:
                 edge = [Condition(self._within_row(inner, first, local[index_arg], extent), edge=True)]
             elif masked:
                 limit = inner.like(extent, local[index_arg])
@@ -1381,6 +1381,7 @@ class LoopLowering:
         def inside(inner: Builder, k: Value, *carried: Value) -> Sequence[Value]:
             for number in range(self.schedule.together):
                 carried = tuple(step(inner, inner.add(k, inner.index(number * self.schedule.reduce_tile)) if number else k, False, carried))
+            inner.ops[:] = _loads_first(inner.ops)
             return carried
 
         def border(inner: Builder, k: Value, *carried: Value) -> Sequence[Value]:
@@ -1458,6 +1459,19 @@ class LoopLowering:
         values = step(trial, Value(INDEX), False, [Value(v.type) for v in sums])
         full = tuple(tile if a == position else 1 for a in range(self.rank))
         return join(full, *(shape_of(v) for v in (*values, *sums)))
+
+
+def _loads_first(ops: Sequence[Op]) -> list[Op]:
+    """Ops without effects, loads and what they need before the others: what is loaded is on its way while the rest is computed."""
+    made = {result: op for op in ops for result in op.results}
+    early: set[int] = set()
+    pending = [op for op in ops if op.opcode == "load"]
+    while pending:
+        op = pending.pop()
+        if id(op) not in early:
+            early.add(id(op))
+            pending += [made[v] for one in (op, *(inner for region in op.regions for inner in walk(region))) for v in one.operands if v in made]
+    return [op for op in ops if id(op) in early] + [op for op in ops if id(op) not in early]
 
 
 def _loops_around(op: Op, outer: tuple[Value, ...]) -> dict[int, tuple[Value, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -60,7 +62,7 @@ def log_from_half(x: tw.Array) -> tw.Array:
 @pytest.mark.parametrize("device", ["emulator", "cpu"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_same_bits_as_function_by_function(device: str, dtype: type) -> None:
-    x = NUMBERS.astype(dtype)
+    x: np.ndarray = NUMBERS.astype(dtype)
     raised = power(-np.abs(x), device=device)
     np.testing.assert_array_equal(together(x, device=device), logarithm(np.asarray(raised) + dtype(1), device=device))
     with np.errstate(over="ignore"):
@@ -73,7 +75,7 @@ def test_the_same_bits_as_function_by_function(device: str, dtype: type) -> None
 
 
 def test_cases_that_cannot_be_are_left_out() -> None:
-    def size(kernel: tw.Kernel) -> int:
+    def size(kernel: Any) -> int:
         (call,) = kernel.stages(NUMBERS, target="sm_90a").stages.thread.calls
         return sum(1 for _ in walk(call.kernel.body))
 

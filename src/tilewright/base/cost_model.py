@@ -286,10 +286,10 @@ class RowCosts:
     streamed_light: int = 16384
     """Elements from which on rows that are walked once, and begin anywhere, are read in vectors: with much to compute for each, and with little. Shorter ones have too few between
     their ends."""
-    long: int = 16384
-    """Elements of such a row up to which `block` threads walk it, and not `threads`."""
+    long: int = 8192
+    """Elements from which on `block` threads walk such a row, and not half as many."""
     together: int = 2
-    """Vectors of such a row that a thread has on their way."""
+    """Vectors of such a long row that a thread has on their way."""
     loads: int = 16
     """Single elements that a thread has on their way where a block adds up several short rows; half as many vectors."""
     resident: int = 3

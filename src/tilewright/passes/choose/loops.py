@@ -41,6 +41,7 @@ from tilewright.base.levels import level_of
 from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.short_sums import row_group_of, short_schedule
 from tilewright.passes.common.scan_loops import ScanLoop, scan_length, scanned_by_blocks
@@ -291,6 +292,11 @@ def _reads_most(nest: Nest) -> bool:
     return sum(op.opcode not in ("load", "const", "size", "yield") for op in walk(nest.reductions[0].regions[0])) <= _LIGHT_TERMS
 
 
+def _computes_much(nest: Nest) -> bool:
+    """Whether the terms of the one sum there is take longer to compute than to read, or about as long: functions do."""
+    return not _reads_most(nest) or any(OPS[op.opcode].group == "function" for op in walk(nest.reductions[0].regions[0]))
+
+
 def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool:
     """Whether all of a map is read and written in whole vectors of memory."""
     axis = vector_index(nest)
@@ -476,14 +482,15 @@ def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, length: i
     costs = target.costs.rows
     if len(nest.reductions) != 1 or nest.sweeps or not rank or str(nest.reductions[0].attrs["kind"]).startswith("arg"):
         return None
-    if length < (costs.streamed_light if _reads_most(nest) else costs.streamed):
+    if length < (costs.streamed if _computes_much(nest) else costs.streamed_light):
         return None
     if vector * nest.narrowest < target.vector_bytes or aligned_rows(kernel, nest, vector) == vector or read_shared(kernel, nest.reductions):
         return None
     if row_start(kernel, nest.parallel, nest.reductions, vector) is None:
         return None
-    threads = costs.block if length <= costs.long else costs.threads
-    return Schedule((1,) * rank, threads * vector, vector, vector_on_reduction=True, threads=threads, shifted=True, together=costs.together)
+    # The shorter the row, the fewer threads, which waste less at its ends, and have more on their way instead.
+    threads, together = (costs.block // 2, 2 * costs.together) if length < costs.long else (costs.block, costs.together)
+    return Schedule((1,) * rank, threads * vector, vector, vector_on_reduction=True, threads=threads, shifted=True, together=together)
 
 
 def _gpu_rows_in_turn(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:

@@ -1176,7 +1176,7 @@ class LoopLowering:
         if tiled and plain and not dimension and len(extents) > 1 and kind in ("min", "max") and not self.target.simt and not self.schedule.whole:
             return self._extreme_on_cpu(op, env, masks).lower(b, extents[-1], start, extents[:-1])
         if tiled and plain and not dimension and self._keeps_lanes(op, kind):
-            from tilewright.passes.to_tile.rows_in_turn import RowsInTurn
+            from tilewright.passes.common.rows_in_turn import RowsInTurn
 
             assert self.reduce_position is not None
             return RowsInTurn(self, op, extents, env, masks, self.reduce_position, self.schedule.reduce_tile, self.schedule.rows_in_turn).run(b, start)

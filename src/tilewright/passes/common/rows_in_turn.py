@@ -4,8 +4,8 @@ In: a reduction over rows and along them, the extents of its axes, and the lower
 all rows, and not once for each. Of short rows several are read at a time (`rows_in_turn` of the schedule): one alone would have few elements on their way.
 
     %s = reduce %n, %m {kind = "add"} (%i, %k) { … x[i, j, k] … }       two rows at a time, a step of 256 elements
-    -> for i in 0 .. n, 2 { for k in 0 .. m, 256 { %sum += x[i, j, k + iota]; %sum += x[i + 1, j, k + iota], where k + iota < m : tile<f32, [256]> } }
-       the last row, where n is odd; reduce_tile %sum
+    -> for i in 0 .. n, 2 { for k in 0 .. m, 256 { %sum += x[i, j, k + iota], where k + iota < m; %sum += x[i + 1, j, k + iota], where k + iota < (i + 1 < n ? m : 0) } }
+       reduce_tile %sum
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.passes.common.combine import identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 
 
-class TileLowering(Protocol):
+class StepLowering(Protocol):
     """Lowers what is done at a tile of indices."""
 
     rank: int
@@ -48,7 +48,7 @@ class RowsInTurn:
     """One reduction over several axes, the last along the tile's axis `position`, in steps of `tile` elements, `together` rows at a time."""
 
     def __init__(
-        self, lowering: TileLowering, op: Op, extents: Sequence[Value], env: Mapping[Value, Value], masks: Sequence[Condition], position: int, tile: int, together: int
+        self, lowering: StepLowering, op: Op, extents: Sequence[Value], env: Mapping[Value, Value], masks: Sequence[Condition], position: int, tile: int, together: int
     ) -> None:
         self.lowering, self.op, self.extents, self.masks = lowering, op, extents, list(masks)
         self.env, self.position, self.tile, self.together = dict(env), position, tile, together
@@ -58,7 +58,7 @@ class RowsInTurn:
         """What all rows and `start` come to."""
         dtypes = [dtype_of(v.type) for v in start]
         nothing = [b.const(v, d) for v, d in zip(identities(self.kind, dtypes), dtypes, strict=True)]
-        trial = self._terms(Builder(b.span), self.env | dict.fromkeys(self.args[:-1], Value(INDEX)), Value(INDEX), True, nothing)
+        trial = self._terms(Builder(b.span), self.env | dict.fromkeys(self.args[:-1], Value(INDEX)), Value(INDEX), self.extents[-1], nothing)
         shape = join(*(shape_of(v) for v in trial))
         lanes = [self.lowering.widen(b, v, shape) for v in nothing]
         sums = self._along(b, 0, self.env, lanes)
@@ -66,46 +66,34 @@ class RowsInTurn:
 
     def _along(self, b: Builder, axis: int, env: Mapping[Value, Value], sums: Sequence[Value]) -> Sequence[Value]:
         """The sums with all that lies along an axis and those behind it."""
-        extent, zero, one = self.extents[axis], b.index(0), b.index(1)
+        extent, zero = self.extents[axis], b.index(0)
         if axis < len(self.extents) - 2:
-            return self._loop(b, zero, extent, one, sums, lambda inner, i, c: self._along(inner, axis + 1, {**env, self.args[axis]: i}, c))
+            return self._loop(b, zero, extent, b.index(1), sums, lambda inner, i, c: self._along(inner, axis + 1, {**env, self.args[axis]: i}, c))
+        return self._loop(b, zero, extent, b.index(self.together), sums, lambda inner, i, c: self._rows(inner, env, self.args[axis], i, c))
 
-        def rows(inner: Builder, first: Value, count: int, carried: Sequence[Value]) -> Sequence[Value]:
-            return self._rows(inner, [{**env, self.args[axis]: inner.add(first, inner.index(r)) if r else first} for r in range(count)], carried)
+    def _rows(self, b: Builder, env: Mapping[Value, Value], index: Value, first: Value, sums: Sequence[Value]) -> Sequence[Value]:
+        """The sums with rows from `first` on: the same step of each after another, so that their loads are on their way together. Rows that are not there have no elements."""
+        extent = self.extents[-1]
+        rows = [(first, extent)]
+        for number in range(1, self.together):
+            row = b.add(first, b.index(number))
+            rows.append((row, b.mul(extent, b.cast(b.op("lt", row, self.extents[-2]), dtype_of(extent.type)))))
 
-        if self.together == 1:
-            return self._loop(b, zero, extent, one, sums, lambda inner, i, c: rows(inner, i, 1, c))
-        step = b.index(self.together)
-        full = b.mul(b.op("floordiv", extent, step), step)
-        sums = self._loop(b, zero, full, step, sums, lambda inner, i, c: rows(inner, i, self.together, c))
-        return self._loop(b, full, extent, one, sums, lambda inner, i, c: rows(inner, i, 1, c))
-
-    def _rows(self, b: Builder, rows: Sequence[Mapping[Value, Value]], sums: Sequence[Value]) -> Sequence[Value]:
-        """The sums with some rows: the same step of each after another, so that their loads are on their way together."""
-        extent, zero, tile = self.extents[-1], b.index(0), b.index(self.tile)
-
-        def step(inner: Builder, first: Value, masked: bool, carried: Sequence[Value]) -> Sequence[Value]:
-            for env in rows:
-                carried = self._terms(inner, env, first, masked, carried)
+        def step(inner: Builder, k: Value, carried: Sequence[Value]) -> Sequence[Value]:
+            for row, end in rows:
+                carried = self._terms(inner, {**env, index: row}, k, end, carried)
             return carried
 
-        if self.together > 1:
-            return self._loop(b, zero, extent, tile, sums, lambda inner, k, c: step(inner, k, True, c))  # one step, as a rule
-        whole = b.mul(b.op("floordiv", extent, tile), tile)
-        sums = self._loop(b, zero, whole, tile, sums, lambda inner, k, c: step(inner, k, False, c))
-        return b.if_(b.op("lt", whole, extent), lambda inner: list(step(inner, whole, True, sums)), lambda inner: list(sums))
+        return self._loop(b, b.index(0), extent, b.index(self.tile), sums, step)  # one step, as a rule
 
-    def _terms(self, b: Builder, env: Mapping[Value, Value], first: Value, masked: bool, sums: Sequence[Value]) -> Sequence[Value]:
-        """The sums with the terms of a row from `first` on."""
+    def _terms(self, b: Builder, env: Mapping[Value, Value], first: Value, end: Value, sums: Sequence[Value]) -> Sequence[Value]:
+        """The sums with the terms of a row from `first` on, before `end`."""
         index = self.lowering.index_tile(b, first, self.position, self.tile)
-        edge = [Condition(b.op("lt", index, b.like(self.extents[-1], index)), edge=True)] if masked else []
-        values = self.lowering.ops(b, self.op.regions[0].ops, {**env, self.args[-1]: index}, [*self.masks, *edge])
+        edge = b.op("lt", index, b.like(end, index))
+        values = self.lowering.ops(b, self.op.regions[0].ops, {**env, self.args[-1]: index}, [*self.masks, Condition(edge, edge=True)])
         shape = join(*(shape_of(v) for v in values), shape_of(index))
-        terms = [self.lowering.widen(b, v, shape) for v in values]
-        if masked:
-            inside = self.lowering.widen(b, edge[0].value, shape)
-            nothing = identities(self.kind, [dtype_of(v.type) for v in terms])
-            terms = [b.select(inside, v, b.splat(n, v)) for v, n in zip(terms, nothing, strict=True)]
+        inside, nothing = self.lowering.widen(b, edge, shape), identities(self.kind, [dtype_of(v.type) for v in values])
+        terms = [b.select(inside, wide, b.splat(n, wide)) for wide, n in zip([self.lowering.widen(b, v, shape) for v in values], nothing, strict=True)]
         return self.lowering.combined(b, self.kind, sums, terms)
 
     def _loop(

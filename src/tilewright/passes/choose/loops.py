@@ -490,6 +490,8 @@ def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, length: i
         return None
     # The shorter the row, the fewer threads, which waste less at its ends, and have more on their way instead.
     threads, together = (costs.block // 2, 2 * costs.together) if length < costs.long else (costs.block, costs.together)
+    if "reduce_extent" in kernel.attrs and length > costs.long:
+        threads = costs.threads * (2 if nest.narrowest >= 4 else 1)  # a stretch of a row that was cut: there are just as many as fill the device with such blocks
     return Schedule((1,) * rank, threads * vector, vector, vector_on_reduction=True, threads=threads, shifted=True, together=together)
 
 

@@ -104,3 +104,30 @@ def test_blocks_of_a_cluster_say_early_that_they_have_read() -> None:
     waits = [m.start() for m in re.finditer(r"barrier\.cluster\.wait", ptx)]
     assert len(arrivals) == len(waits) == 3
     assert ptx.rindex("ld.shared::cluster") < arrivals[-1] < ptx.index("st.global") < waits[-1]
+
+
+@tw.kernel
+def loss(x: tw.Array, y: tw.Array) -> tw.Array:
+    n, c = x.shape
+    out = tw.empty((n,), tw.f32)
+    for i in tw.grid(n):
+        total = tw.f32(0)
+        for j in range(c):
+            total += tw.log(1.0 + tw.exp(-abs(x[i, j]))) + max(x[i, j], 0.0) - x[i, j] * y[i, j]
+        out[i] = total
+    return out
+
+
+@pytest.mark.parametrize("length", [1601, 29018])
+def test_sums_along_rows_that_begin_anywhere_are_read_in_vectors(length: int) -> None:
+    """In the middle of a row there are vectors alone, all of them before what is computed; at its ends single elements besides."""
+    inputs = [np.empty((3446, length), np.float32)] * 2
+    (schedule,) = loss.stages(*inputs, target="sm_90a").stages.schedules
+    ptx = loss.compile(*inputs, target="sm_90a").code.decode()
+    loads = [match.group(0) for match in re.finditer(r"ld\.global\.nc[.\w]*", ptx)]
+    assert loads[: 2 * schedule.together] == ["ld.global.nc.v4.b32"] * 2 * schedule.together
+    assert len(loads) == 2 * schedule.together + 2 * (1 + 4)
+    assert ptx[: ptx.index("fma.rn.f32")].count("ld.global.nc.v4.b32") == 2 * schedule.together
+    made = assemble(ptx, "sm_90a")
+    assert made.spills == 0
+    assert made.registers[0] <= 64

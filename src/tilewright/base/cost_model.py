@@ -230,6 +230,12 @@ class ReductionCosts:
     """The same across it."""
     enough_across: int = 4
     """Blocks on each multiprocessor from which on sums across rows are not cut."""
+    short_row: int = 1024
+    """Elements of a row up to which a block adds up several of them, one after another."""
+    stretch: int = 4096
+    """Elements of all these rows."""
+    blocks_of_rows: int = 32
+    """Such blocks wanted on each multiprocessor."""
     cpu_stretch: int = 32768
     """Elements one unit of CPU work reduces."""
     cpu_rows: int = 64
@@ -283,6 +289,16 @@ class RowCosts:
     """Where rows begin anywhere and vectors would have fewer bytes than this, they are shifted."""
     cut: int = 8192
     """Elements of a row of several axes that is rather cut than read element by element."""
+    streamed: int = 1024
+    streamed_light: int = 16384
+    """Elements from which on rows that are walked once, and begin anywhere, are read in vectors: with much to compute for each, and with little. Shorter ones have too few between
+    their ends."""
+    long: int = 8192
+    """Elements from which on `block` threads walk such a row, and not half as many."""
+    together: int = 2
+    """Vectors of such a long row that a thread has on their way."""
+    loads: int = 16
+    """Single elements that a thread has on their way where a block adds up several short rows; half as many vectors."""
     resident: int = 3
     """Blocks that find room at once where rows of a cluster begin anywhere and vectors are of many elements, or the ends of rows take too
     many registers. Where long rows are scaled by another array, two do: the assembler would spill a few registers for a third."""

@@ -42,6 +42,7 @@ from tilewright.base.levels import level_of
 from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, is_watched, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.schedules.loops import Schedule
 
@@ -266,7 +267,12 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         return Schedule((*[1] * (rank - 1), _ROW_THREADS), vector, vector, vector_on_reduction=True, threads=_ROW_THREADS)
     if target.has("serial") and rank and hint(nest.extents[-1], hints) >= _PATCH_THREADS:
         return Schedule((*[1] * (rank - 1), _PATCH_THREADS), 1, 1, vector_index=rank - 1, threads=_PATCH_THREADS)
+    if "rows_in_turn" in kernel.attrs:
+        return _gpu_rows_in_turn(nest, rank, aligned_rows(kernel, nest, vector) if nest.reduces_along else 1, hint(nest.reduce_extent, hints), target)
     if nest.reduces_along:
+        streamed = _streamed_rows(kernel, nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
+        if streamed is not None:
+            return streamed
         return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target, aligned_rows(kernel, nest, vector) if _reads_most(nest) else 0)
     if walks_views(kernel, nest):
         return _gpu_rows(nest, rank, 1, power_of_two(hint(nest.reduce_extent, hints)), target)
@@ -290,6 +296,11 @@ def _reads_most(nest: Nest) -> bool:
     if len(nest.reductions) != 1 or nest.sweeps:
         return False
     return sum(op.opcode not in ("load", "const", "size", "yield") for op in walk(nest.reductions[0].regions[0])) <= _LIGHT_TERMS
+
+
+def _computes_much(nest: Nest) -> bool:
+    """Whether the terms of the one sum there is take longer to compute than to read, or about as long: functions do."""
+    return not _reads_most(nest) or any(OPS[op.opcode].group == "function" for op in walk(nest.reductions[0].regions[0]))
 
 
 def _in_vectors(kernel: Kernel, nest: Nest, target: Target, vector: int) -> bool:
@@ -520,6 +531,36 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target, a
     else:
         rows = 1
     return Schedule(tuple(tiles), reduce_tile, aligned or vector, vector_on_reduction=True, threads=per_row * rows)
+
+
+def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule | None:
+    """One sum along rows that begin anywhere: vectors all the same, from up to a vector before the row on. None where rows begin at vectors, are short, or where arrays begin
+    differently."""
+    costs = target.costs.rows
+    if len(nest.reductions) != 1 or nest.sweeps or not rank or str(nest.reductions[0].attrs["kind"]).startswith("arg"):
+        return None
+    if length < (costs.streamed if _computes_much(nest) else costs.streamed_light):
+        return None
+    if vector * nest.narrowest < target.vector_bytes or aligned_rows(kernel, nest, vector) == vector or read_shared(kernel, nest.reductions):
+        return None
+    if row_start(kernel, nest.parallel, nest.reductions, vector) is None:
+        return None
+    # The shorter the row, the fewer threads, which waste less at its ends, and have more on their way instead.
+    threads, together = (costs.block // 2, 2 * costs.together) if length < costs.long else (costs.block, costs.together)
+    if "reduce_extent" in kernel.attrs and length > costs.long:
+        threads = costs.threads * (2 if nest.narrowest >= 4 else 1)  # a stretch of a row that was cut: there are just as many as fill the device with such blocks
+    return Schedule((1,) * rank, threads * vector, vector, vector_on_reduction=True, threads=threads, shifted=True, together=together)
+
+
+def _gpu_rows_in_turn(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
+    """Short rows, of which a block adds up several: as few threads as have a row in a few steps, so that none is idle, and so many rows at a time that enough is on its way."""
+    costs = target.costs.rows
+    vectors, threads = max(1, -(-length // vector)), target.warp_size
+    while threads < costs.block and vectors > threads * (2 if threads < costs.block // 2 else 4):
+        threads *= 2
+    loads = costs.loads if vector == 1 else costs.loads // 2
+    steps = min(loads, -(-vectors // threads))
+    return Schedule((1,) * rank, threads * vector * steps, vector, vector_on_reduction=True, threads=threads, rows_in_turn=max(2, loads // steps))
 
 
 def range_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:

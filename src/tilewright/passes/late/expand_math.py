@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, bf16, f32, f64
 from tilewright.base.target import Target
@@ -22,6 +23,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import Tile, Vec, dtype_of
+from tilewright.passes.late.known_ranges import is_at_least, is_not_positive
 from tilewright.passes.late.math_terms import Terms
 
 Branches = dict[tuple[Builder, Value], tuple[Value, ...]]
@@ -45,8 +47,11 @@ def expand_math(kernel: Kernel, target: Target) -> Kernel:
             quick = _expand_narrow(builder, op.opcode, op.operands[0], narrow, made)
             if quick is not None:
                 return (quick,)
-        value = _expand(builder, op.opcode, op.operands, hardware, scales, plain, branches)
-        return None if value is None else (value,)
+        value = _expand(builder, op.opcode, op.operands, hardware, scales, plain, branches, made)
+        if value is None:
+            return None
+        made[value] = op
+        return (value,)
 
     return rewrite(kernel, replacement)
 
@@ -69,7 +74,10 @@ def has_ldexp(target: Target) -> bool:
     return target.kind == "cpu" and target.name.startswith("x86-64") and target.vector_bytes == 64
 
 
-def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: bool, scales: bool, plain: bool = False, branches: Branches | None = None) -> Value | None:
+def _expand(
+    builder: Builder, opcode: str, operands: Sequence[Value], hardware: bool, scales: bool, plain: bool = False, branches: Branches | None = None,
+    made: Mapping[Value, Op] = MappingProxyType({}),
+) -> Value | None:  # fmt: skip
     first = operands[0]
     dtype = dtype_of(first.type)
     if not dtype.is_float:
@@ -88,7 +96,9 @@ def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: 
         scalars = [[builder.op("extract", o, lane=lane) for o in operands] for lane in lanes]
         results = [EXPANDED[opcode](Terms(builder, s[0], hardware, plain=plain), *s) for s in scalars]
         return builder.op("pack", *results)
-    return EXPANDED[opcode](Terms(builder, first, hardware, scales, plain, branches), *operands)
+    t = Terms(builder, first, hardware, scales, plain, branches)
+    known = (opcode == "log" and is_at_least(first, 1.0, made)) or (opcode == "exp" and is_not_positive(first, made))
+    return EXPANDED[opcode](t, *operands, True) if known else EXPANDED[opcode](t, *operands)
 
 
 def _expand_narrow(builder: Builder, opcode: str, x: Value, narrow: DType, made: Mapping[Value, Op]) -> Value | None:

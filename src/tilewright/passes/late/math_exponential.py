@@ -173,9 +173,11 @@ def split_2(t: Terms, y: Value) -> tuple[Value, Value]:
     return shifted, t.sub(y, t.sub(shifted, _format(y).magic))
 
 
-def exp(t: Terms, x: Value) -> Value:
+def exp(t: Terms, x: Value, not_positive: bool = False) -> Value:
+    """`not_positive`: x is 0 or less, or NaN."""
     form = _format(x)
-    y = t.at_most(t.at_least(x, form.exp_range[0]), form.exp_range[1])
+    y = t.at_least(x, form.exp_range[0])
+    y = y if not_positive else t.at_most(y, form.exp_range[1])
     return scaled_power(t, *split_e(t, y), t.lt(y, -0.69 * (form.bias - 2)), rough=False)
 
 

@@ -83,13 +83,15 @@ def _specials(t: Terms, x: Value, result: Value) -> Value:
     return t.select(t.eq(x, math.inf), x, t.select(t.gt(x, 0.0), result, outside))
 
 
-def log(t: Terms, x: Value) -> Value:
+def log(t: Terms, x: Value, from_one: bool = False) -> Value:
+    """`from_one`: x is 1 or more, or NaN."""
     high, low = _LN2_F32 if dtype_of(x.type) is f32 else _LN2_F64
-    k, m = split(t, x)
+    k, m = split(t, x, denormals=not from_one)
     f = t.sub(m, 1.0)
     half, g = _tail(t, f)
     rest = t.sub(t.fma(k, low, g), half)
-    return _specials(t, x, t.fma(k, high, t.add(f, rest)))
+    result = t.fma(k, high, t.add(f, rest))
+    return t.select(t.lt(x, math.inf), result, x) if from_one else _specials(t, x, result)
 
 
 def log2(t: Terms, x: Value) -> Value:

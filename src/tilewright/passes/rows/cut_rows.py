@@ -76,6 +76,8 @@ class _Cut:
     crosswise: bool
     chunk: Size
     parts: Size
+    rows: int | None = None
+    """The index along which rows lie, where stretches are of whole rows, and not of parts of one."""
 
 
 def cut_rows(
@@ -109,7 +111,7 @@ def would_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> bool:
 
 def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut | None:
     """How a kernel is cut, if it is."""
-    if is_watched(kernel) or "reduce_extent" in kernel.attrs or kernel.attrs.get("in_order"):
+    if is_watched(kernel) or kernel.attrs.keys() & {"reduce_extent", "rows_in_turn"} or kernel.attrs.get("in_order"):
         return None
     nest = nest_of(kernel)
     region = nest.parallel.regions[0]
@@ -146,6 +148,11 @@ def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut |
         parts = maximum(ONE, minimum(ceildiv(extent, Size.of(64)), ceildiv(wanted, points)))
         chunk = ceildiv(ceildiv(extent, parts), Size.of(64)) * 64
     else:
+        stretch = _stretch_of_rows(walks, lengths, inner, results, target)
+        if stretch is not None:
+            several_rows, count = stretch
+            parts = maximum(ONE, ceildiv(walks[0].extents[several_rows], Size.of(count)))
+            return _Cut(nest, _groups(region, reductions), (), several_rows, False, Size.of(count), parts, inner)
         if lengths[inner] < SHORTEST:
             return None
         vector = max(1, min(8, target.vector_bytes // nest.narrowest))
@@ -160,6 +167,21 @@ def find_cut(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Cut |
         return None  # windows that overlap: there would be more partial results than numbers
     groups = _groups(region, reductions)
     return _Cut(nest, groups, sweeps, inner, crosswise, chunk, parts)
+
+
+def _stretch_of_rows(walks: Sequence[AxesWalk], lengths: Sequence[int], inner: int, results: int, target: Target) -> tuple[int, int] | None:
+    """The index across rows that is cut, and how many rows a block adds up one after another, where rows are short and one reduction is all there is. None where blocks are
+    better off with parts of a row."""
+    costs = target.costs.reductions
+    others = [p for p in range(len(lengths)) if p != inner]
+    if len(walks) != 1 or not others or not SHORTEST // 2 <= lengths[inner] <= costs.short_row or str(walks[0].op.attrs["kind"]).startswith("arg"):
+        return None
+    axis = max(others, key=lambda p: (lengths[p], p))
+    points = results
+    for p in others:
+        points *= lengths[p]
+    count = min(costs.stretch // lengths[inner], lengths[axis], points // (target.multiprocessors * costs.blocks_of_rows))
+    return (axis, power_of_two(count + 1) // 2) if count > 1 else None
 
 
 def _cut_for_cores(nest: Nest, walks: Sequence[AxesWalk], reductions: Sequence[AxesWalk], target: Target) -> _Cut | None:
@@ -420,7 +442,7 @@ class _Cutting:
     def group(self, group: Sequence[_StretchReduction], stores: Sequence[Op], position: int) -> None:
         cut, nest = self.cut, self.cut.nest
         first = group[0].own
-        outer = [p for p in range(len(first.extents)) if p != cut.inner]
+        outer = [p for p in range(len(first.extents)) if p not in (cut.inner, cut.rows)]
         count = len(nest.extents)
         own_names = [a.name for a in self.region.args]
         further = [cut.parts, *(first.extents[p] for p in outer)]
@@ -458,7 +480,7 @@ class _Cutting:
                 b.multi("store", partials[old], *indices, new)
             return []
 
-        attributes: dict[str, Attr] = {} if cut.crosswise else {"reduce_extent": cut.chunk} if self.is_single(group) else {"stretch": True} if len(group) > 1 else {}
+        attributes: dict[str, Attr] = {} if cut.crosswise else {"rows_in_turn": True} if cut.rows is not None else {"reduce_extent": cut.chunk} if self.is_single(group) else {"stretch": True} if len(group) > 1 else {}
         self.nest_of_points(f"{self.kernel.name}.parts{position}", extents, names, stretches, **attributes)
         kept = {} if not cut.sweeps and position == len(cut.groups) - 1 else {
             r: self.array(r, tuple(nest.extents), "result") for member in group for r in member.op.results
@@ -509,9 +531,11 @@ class _Cutting:
             if member.kind == "squares":
                 centre = b.op("div", centre, b.cast(count, dtypes[0]))
 
-        def at(deep: Builder, position: Value) -> Sequence[Value]:
+        def at(deep: Builder, position: Value, *along: Value) -> Sequence[Value]:
             inside = dict(local)
             inside[own.indices[cut.inner]] = position
+            if cut.rows is not None:
+                inside[own.indices[cut.rows]] = along[0]
             inside.update(zip((own.indices[p] for p in outer), rest, strict=True))
             if centre is not None and member.centre is not None:
                 inside[member.centre] = centre
@@ -520,15 +544,17 @@ class _Cutting:
 
         even = extent.divisible_by(cut.chunk.constant, self.kernel.facts) if cut.chunk.constant is not None else False
 
-        def term(deep: Builder, k: Value) -> Sequence[Value]:
+        def term(deep: Builder, k: Value, *along: Value) -> Sequence[Value]:
             position = deep.add(start, k)
             if exact or even:
-                return at(deep, position)
+                return at(deep, position, *along)
             inside = deep.op("lt", position, deep.index(extent))
             nothing = [deep.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
             return deep.if_(inside, lambda then: at(then, position), lambda otherwise: nothing)
 
-        return b.reduce(kind, [count if exact else b.index(cut.chunk)], term, [own.indices[cut.inner].name])
+        walked = [cut.inner] if cut.rows is None else [cut.inner, cut.rows]
+        lengths = [count if exact else b.index(cut.chunk), *(b.index(own.extents[p]) for p in walked[1:])]
+        return b.reduce(kind, lengths, term, [own.indices[p].name for p in walked])
 
     def reduce_partials(
         self, b: Builder, member: _StretchReduction, local: Mapping[Value, Value], own: Sequence[Value], partials: Mapping[Value, Value],

@@ -51,13 +51,17 @@ class Schedule:
     cluster: int = 1
     """GPU: blocks that share a row, meeting in each other's shared memory."""
     shifted: bool = False
-    """GPU, with `whole` or in a map: a row's first tile begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
+    """GPU: a row's tile, or its first one, begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
+    together: int = 1
+    """GPU, with `shifted`, of rows that are walked once: steps that follow one another, so that what they load is on its way together."""
     flat: bool = False
     """GPU, with `whole`: rows of several axes are walked by one index (`flatten_rows`)."""
     scan: bool = False
     """GPU: the nest's loop is a scan, and the threads of a block walk it together, in steps of the reduction's tile (`scan_rows`)."""
     resident: int = 0
     """GPU: blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler how many registers a thread has."""
+    rows_in_turn: int = 0
+    """GPU: with reductions over several axes, threads keep their sums through all of them, and read so many rows at a time (`rows_in_turn`)."""
     row_axis: int = -1
     rows_per_block: int = 1
     """CPU: a block does `rows_per_block` neighbours along the parallel index `row_axis`, one after the other; short rows are not worth a block

@@ -69,7 +69,7 @@ class TileLowering(ThreadView):
         self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
         """Blocks that share a tile."""
         self.meeting = self._meeting() if self.blocks > 1 else None
-        self.predicated = bool(kernel.attrs.get("placed")) and target.kind == "nvptx"
+        self.predicated = bool(kernel.attrs.keys() & {"placed", "rows_in_turn"}) and target.kind == "nvptx"
         """Loads and stores under a condition have no branch: what many of them have in common is computed once."""
 
     @functools.cached_property
@@ -461,7 +461,9 @@ class TileLowering(ThreadView):
             return [inner.op("broadcast", scalar, width=width) if width > 1 else scalar]
 
         assert isinstance(memory.type, Tensor)
-        if (self.shifted or self.predicated) and memory.type.space == "global" and width == 1:
+        if (self.shifted or self.predicated) and memory.type.space == "global" and (width == 1 or "rows_in_turn" in self.kernel.attrs):
+            if width > 1:
+                return b.op("load", memory, *indices, cond, width=width, masked=True)
             return b.op("load", memory, *indices, cond, masked=True)  # no branch between what is read before and after
         if self._are_words(memory.type.dtype):
             # As integers: a short float that a branch gives is a number that LLVM widens and rounds again, with a function of its own.

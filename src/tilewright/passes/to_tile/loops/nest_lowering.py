@@ -179,10 +179,17 @@ class NestLowering(ABC):
         if self.shift is None:
             index = self.index_tile(b, b.index(0), position, tile)
             return index, b.op("lt", index, b.like(extent, index))
-        index = self.index_tile(b, b.sub(b.index(0), self.shift), position, tile)
-        places = self.index_tile(b, b.index(0), position, tile)
-        begun = b.op("lt", b.sub(b.like(self.shift, places), places), b.splat(1, places))  # index > -1
-        return index, b.logical_and(begun, b.op("lt", index, b.like(extent, index)))
+        first = b.sub(b.index(0), self.shift)
+        index = self.index_tile(b, first, position, tile)
+        return index, self.within_row(b, first, index, extent)
+
+    def within_row(self, b: Builder, first: Value, index: Value, extent: Value) -> Value:
+        """Which indices of a tile that begins at `first`, maybe before the row, are the row's."""
+        assert self.reduce_position is not None
+        places = self.index_tile(b, b.index(0), self.reduce_position, self.schedule.reduce_tile)
+        before = b.sub(b.index(0), first)
+        begun = b.op("lt", b.sub(b.like(before, places), places), b.splat(1, places))  # index > -1
+        return b.logical_and(begun, b.op("lt", index, b.like(extent, index)))
 
     def extreme(self, b: Builder, kind: str, value: Value, by_warp: bool = False) -> Value:
         """The least or greatest of a tile; of what a warp has of it, for each warp, where a warp's own will do."""

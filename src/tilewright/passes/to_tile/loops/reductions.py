@@ -179,6 +179,11 @@ class Reductions:
             return rows.run(b, extents, start)
         if tiled and plain and not dimension and len(extents) > 1 and kind in ("min", "max") and not self.target.simt and not self.schedule.whole:
             return self._extreme_on_cpu(op, env, masks).lower(b, extents[-1], start, extents[:-1])
+        if tiled and plain and not dimension and self._keeps_lanes(op, kind):
+            from tilewright.passes.to_tile.loops.rows_in_turn import RowsInTurn
+
+            assert self.reduce_position is not None
+            return RowsInTurn(self.lowering, op, extents, env, masks, self.reduce_position, self.schedule.reduce_tile, self.schedule.rows_in_turn).run(b, start)
         if last and tiled and dimension:
             # Every element of a tile starts from the identity; what came before joins once, not once per element.
             dtypes = [dtype_of(r.type) for r in op.results]
@@ -212,6 +217,10 @@ class Reductions:
         if not self.target.simt and kind.startswith("arg") and len(extents) == 1 and arg not in self.lowering.clips and self._rises(op):
             return self._first_of_equals(b, op, kind, extent, env, masks, start)
         return carrying_loop(b, zero, extent, one, start, body, op)
+
+    def _keeps_lanes(self, op: Op, kind: str) -> bool:
+        """Whether the threads of a block have sums of their own through all axes of a reduction."""
+        return self.target.simt and self.schedule.rows_in_turn > 0 and len(op.operands) > 1 and not kind.startswith("arg")
 
     def _first_of_equals(
         self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], start: Sequence[Value]
@@ -300,7 +309,9 @@ class Reductions:
                 edge = [Condition(inside, edge=True)]
             else:
                 local[index_arg] = self.lowering.index_tile(inner, first, position, tile)
-            if masked:
+            if masked and first is not None and self.lowering.shift is not None:
+                edge = [Condition(self.lowering.within_row(inner, first, local[index_arg], extent), edge=True)]
+            elif masked:
                 limit = inner.like(extent, local[index_arg])
                 edge = [Condition(inner.op("lt", local[index_arg], limit), edge=True)]
             values = list(self.lowering.ops(inner, op.regions[0].ops, local, [*masks, *edge]))
@@ -335,6 +346,8 @@ class Reductions:
         lanes = [widen(b, v, shape) for v in nothing]
         if not self.target.simt:
             return self._on_cpu(b, op, kind, extent, env, masks, start, step, lanes)
+        if self.lowering.shift is not None:
+            return combined(b, kind, start, self.lowering.folded(b, kind, self._shifted_steps(b, op, extent, self.lowering.shift, lanes, step)))
         whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
         sums: Sequence[Value] = carrying_loop(
             b, b.index(0), whole, b.index(tile), lanes, lambda inner, k, *c: step(inner, k, False, c), op
@@ -354,6 +367,29 @@ class Reductions:
             some = widen(b, b.op("gt", extent, b.index(0)), kept)
             results = [results[0], b.select(b.op("and", lost, some), widen(b, first, kept), results[1])]
         return combined(b, kind, start, results)
+
+    def _shifted_steps(
+        self, b: Builder, op: Op, extent: Value, shift: Value, lanes: Sequence[Value], step: Callable[[Builder, Value, bool, Sequence[Value]], Sequence[Value]]
+    ) -> Sequence[Value]:  # fmt: skip
+        """The sums of a row's lanes, in tiles that begin up to a vector before the row: first those that lie wholly inside of it, several at a time, and then, under masks, its
+        beginning and what is left."""
+        tile, stride = b.index(self.schedule.reduce_tile), b.index(self.schedule.reduce_tile * self.schedule.together)
+        first = b.sub(b.index(0), shift)
+        second = b.add(first, tile)
+        end = b.add(second, b.mul(b.op("max", b.op("floordiv", b.sub(extent, second), stride), b.index(0)), stride))
+        last = b.sub(end, tile)
+
+        def inside(inner: Builder, k: Value, *carried: Value) -> Sequence[Value]:
+            for number in range(self.schedule.together):
+                carried = tuple(step(inner, inner.add(k, inner.index(number * self.schedule.reduce_tile)) if number else k, False, carried))
+            inner.ops[:] = _loads_first(inner.ops)
+            return carried
+
+        def border(inner: Builder, k: Value, *carried: Value) -> Sequence[Value]:
+            return step(inner, inner.select(inner.op("eq", k, last), first, k), True, carried)
+
+        sums = carrying_loop(b, second, end, stride, lanes, inside, op)
+        return carrying_loop(b, last, extent, tile, sums, border, op)
 
     def _on_cpu(
         self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], start: Sequence[Value],
@@ -414,3 +450,16 @@ class Reductions:
         values = step(trial, Value(INDEX), False, [Value(v.type) for v in sums])
         full = tuple(tile if a == position else 1 for a in range(self.lowering.rank))
         return join(full, *(shape_of(v) for v in (*values, *sums)))
+
+
+def _loads_first(ops: Sequence[Op]) -> list[Op]:
+    """Ops without effects, loads and what they need before the others: what is loaded is on its way while the rest is computed."""
+    made = {result: op for op in ops for result in op.results}
+    early: set[int] = set()
+    pending = [op for op in ops if op.opcode == "load"]
+    while pending:
+        op = pending.pop()
+        if id(op) not in early:
+            early.add(id(op))
+            pending += [made[v] for one in (op, *(inner for region in op.regions for inner in walk(region))) for v in one.operands if v in made]
+    return [op for op in ops if id(op) in early] + [op for op in ops if id(op) not in early]

@@ -536,6 +536,8 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target, a
 def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule | None:
     """One sum along rows that begin anywhere: vectors all the same, from up to a vector before the row on. None where rows begin at vectors, are short, or where arrays begin
     differently."""
+    from tilewright.passes.common.shift_rows import read_shared, row_start
+
     costs = target.costs.rows
     if len(nest.reductions) != 1 or nest.sweeps or not rank or str(nest.reductions[0].attrs["kind"]).startswith("arg"):
         return None

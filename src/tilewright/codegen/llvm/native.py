@@ -9,7 +9,8 @@ Code is position independent with the small code model: data of the same object 
 from outside through a table that the loader fills. Kernels come with explicit vectors, so LLVM's loop and SLP vectorisers stay
 off: they cost time and may not reorder our floating point anyway. CPU kernels arrive in the shape they should have, several
 vectors a step: LLVM's longer pipelines and unrolling doubled the time to compile and made none of them faster, so they get the
-short one; the code generator itself runs at full level. Other levels (`base/levels.py`) are asked for through the target. Target machines
+short one, and of that only what simplifies each function: the passes after it, made for vectorisers and for calls, took as long again
+and left the same loops. The code generator itself runs at full level. Other levels (`base/levels.py`) are asked for through the target. Target machines
 are kept and reused.
 """
 
@@ -102,7 +103,7 @@ def _level(target: Target, opt: int | None) -> Level:
 class _Module:
     """A verified, optimised module together with the machine that can emit it."""
 
-    def __init__(self, text: str, target: Target, opt: int | None) -> None:
+    def __init__(self, text: str, target: Target, opt: int | None, alone: bool = False) -> None:
         require_room(COMPILE_BYTES, f"compile for {target.name}")
         level = _level(target, opt)
         key = (*machine_names(target), level.machine, _is_apart())
@@ -116,7 +117,7 @@ class _Module:
                 f"LLVM rejects the code generated for {target.name}: {str(error).strip()}",
                 help=f"please report this; the LLVM text is in {_save(whole)}",
             ) from error
-        self.module.optimise(self.machine, level.passes, level.unroll)
+        self.module.optimise(self.machine, level.passes, level.unroll, whole=not alone or level.passes != 1)
 
     def emit(self, as_object: bool) -> bytes:
         """The module as an object, or as assembly."""
@@ -127,16 +128,22 @@ class _Module:
         self.module.close()
 
 
-def compile_object(text: str, target: Target, opt: int | None = None) -> bytes:
-    """The relocatable object of `text` for `target`, with what it calls of LLVM's own. `opt` is 0 to 3; without it the target's level holds."""
+def compile_object(text: str, target: Target, opt: int | None = None, alone: bool = False) -> bytes:
+    """The relocatable object of `text` for `target`, with what it calls of LLVM's own. `opt` is 0 to 3; without it the target's level holds.
+    `alone`: nothing is gained from looking at several functions at once."""
     with at_work(), _turn():
-        code = _object(text, target, opt)
+        code = _object(text, target, opt, alone)
         called = helpers(code, text, target)
-        return _object(text + called, target, opt) if called else code
+        return _object(text + called, target, opt, alone) if called else code
 
 
-def _object(text: str, target: Target, opt: int | None) -> bytes:
-    module = _Module(text, target, opt)
+def compile_kernels(text: str, target: Target) -> bytes:
+    """The object of kernels, whose functions stand alone."""
+    return compile_object(text, target, alone=True)
+
+
+def _object(text: str, target: Target, opt: int | None, alone: bool) -> bytes:
+    module = _Module(text, target, opt, alone)
     try:
         return module.emit(as_object=True)
     finally:
@@ -173,9 +180,9 @@ def emit_assembly_for(text: str, triple: str, cpu: str, features: str, level: st
     return emit_assembly(text, _named(triple, cpu, features, level)).encode()
 
 
-def compile_object_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:
-    """`compile_object` for a target given by its names; called in the compile server."""
-    return compile_object(text, _named(triple, cpu, features, level))
+def compile_kernels_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:
+    """`compile_kernels` for a target given by its names; called in the compile server."""
+    return compile_kernels(text, _named(triple, cpu, features, level))
 
 
 def _named(triple: str, cpu: str, features: str, level: str) -> Target:

@@ -180,6 +180,11 @@ def emit_assembly_for(text: str, triple: str, cpu: str, features: str, level: st
     return emit_assembly(text, _named(triple, cpu, features, level)).encode()
 
 
+def compile_object_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:
+    """`compile_object` for a target given by its names; called in the compile server."""
+    return compile_object(text, _named(triple, cpu, features, level))
+
+
 def compile_kernels_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:
     """`compile_kernels` for a target given by its names; called in the compile server."""
     return compile_kernels(text, _named(triple, cpu, features, level))

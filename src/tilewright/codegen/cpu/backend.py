@@ -61,7 +61,7 @@ def launch(plain: Launch, call: KernelCall, target: Target) -> Launch:
 
 register_backend(
     Backend(
-        "cpu", "object", write, native.compile_kernels, launch=launch, entry=host_object,
-        finish_apart=lambda target: ("tilewright.codegen.llvm.native:compile_kernels_for", *native.machine_names(target), target.level),
+        "cpu", "object", write, native.compile_object, launch=launch, entry=host_object,
+        finish_apart=lambda target: ("tilewright.codegen.llvm.native:compile_object_for", *native.machine_names(target), target.level),
     )
 )  # fmt: skip

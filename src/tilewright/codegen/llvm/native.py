@@ -9,8 +9,8 @@ Code is position independent with the small code model: data of the same object 
 from outside through a table that the loader fills. Kernels come with explicit vectors, so LLVM's loop and SLP vectorisers stay
 off: they cost time and may not reorder our floating point anyway. CPU kernels arrive in the shape they should have, several
 vectors a step: LLVM's longer pipelines and unrolling doubled the time to compile and made none of them faster, so they get the
-short one, and of that only what simplifies each function: the passes after it, made for vectorisers and for calls, took as long again
-and left the same loops. The code generator itself runs at full level. Other levels (`base/levels.py`) are asked for through the target. Target machines
+short one; the code generator itself runs at full level. Of long text, only those passes of it run that simplify one
+function. Other levels (`base/levels.py`) are asked for through the target. Target machines
 are kept and reused.
 """
 
@@ -37,6 +37,10 @@ _RESERVE = """
 @tilewright.reserve = internal global i64 1
 @llvm.compiler.used = appending global [1 x ptr] [ptr @tilewright.reserve], section "llvm.metadata"
 """
+
+LONG = 4000
+"""Lines of text from which on CPU kernels get only what simplifies functions one by one. What follows in LLVM's short pipeline compares every
+access of a loop with every other, and takes as long again. Long kernels are those of several products, whose loops it leaves as they are."""
 
 # A target machine serves one compilation at a time. Those in the background have machines, and a turn, of their own.
 _compiling = fork_safe_rlock()
@@ -103,7 +107,7 @@ def _level(target: Target, opt: int | None) -> Level:
 class _Module:
     """A verified, optimised module together with the machine that can emit it."""
 
-    def __init__(self, text: str, target: Target, opt: int | None, alone: bool = False) -> None:
+    def __init__(self, text: str, target: Target, opt: int | None) -> None:
         require_room(COMPILE_BYTES, f"compile for {target.name}")
         level = _level(target, opt)
         key = (*machine_names(target), level.machine, _is_apart())
@@ -117,7 +121,7 @@ class _Module:
                 f"LLVM rejects the code generated for {target.name}: {str(error).strip()}",
                 help=f"please report this; the LLVM text is in {_save(whole)}",
             ) from error
-        self.module.optimise(self.machine, level.passes, level.unroll, whole=not alone or level.passes != 1)
+        self.module.optimise(self.machine, level.passes, level.unroll, whole=level.passes != 1 or text.count("\n") < LONG)
 
     def emit(self, as_object: bool) -> bytes:
         """The module as an object, or as assembly."""
@@ -128,22 +132,16 @@ class _Module:
         self.module.close()
 
 
-def compile_object(text: str, target: Target, opt: int | None = None, alone: bool = False) -> bytes:
-    """The relocatable object of `text` for `target`, with what it calls of LLVM's own. `opt` is 0 to 3; without it the target's level holds.
-    `alone`: nothing is gained from looking at several functions at once."""
+def compile_object(text: str, target: Target, opt: int | None = None) -> bytes:
+    """The relocatable object of `text` for `target`, with what it calls of LLVM's own. `opt` is 0 to 3; without it the target's level holds."""
     with at_work(), _turn():
-        code = _object(text, target, opt, alone)
+        code = _object(text, target, opt)
         called = helpers(code, text, target)
-        return _object(text + called, target, opt, alone) if called else code
+        return _object(text + called, target, opt) if called else code
 
 
-def compile_kernels(text: str, target: Target) -> bytes:
-    """The object of kernels, whose functions stand alone."""
-    return compile_object(text, target, alone=True)
-
-
-def _object(text: str, target: Target, opt: int | None, alone: bool) -> bytes:
-    module = _Module(text, target, opt, alone)
+def _object(text: str, target: Target, opt: int | None) -> bytes:
+    module = _Module(text, target, opt)
     try:
         return module.emit(as_object=True)
     finally:
@@ -183,11 +181,6 @@ def emit_assembly_for(text: str, triple: str, cpu: str, features: str, level: st
 def compile_object_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:
     """`compile_object` for a target given by its names; called in the compile server."""
     return compile_object(text, _named(triple, cpu, features, level))
-
-
-def compile_kernels_for(text: str, triple: str, cpu: str, features: str, level: str = "") -> bytes:
-    """`compile_kernels` for a target given by its names; called in the compile server."""
-    return compile_kernels(text, _named(triple, cpu, features, level))
 
 
 def _named(triple: str, cpu: str, features: str, level: str) -> Target:

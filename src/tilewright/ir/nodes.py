@@ -140,7 +140,7 @@ class Kernel:
             found.update(f"@{name}" for name in op.attrs)
         return frozenset(found)
 
-    @property
+    @functools.cached_property
     def size_names(self) -> tuple[str, ...]:
         """Every size and stride name the kernel needs at launch, sorted: its hidden integer parameters."""
         names: set[str] = set()

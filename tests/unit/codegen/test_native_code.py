@@ -10,7 +10,7 @@ import pytest
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import host_cpu, parse_target
 from tilewright.codegen.host.pool import pool_ir
-from tilewright.codegen.llvm.native import compile_object, emit_assembly, optimised_ir
+from tilewright.codegen.llvm.native import LONG, compile_object, emit_assembly, optimised_ir
 from tilewright.codegen.nvptx.ptxas import cubin, ptxas_path
 
 TWICE = """
@@ -33,6 +33,17 @@ def test_assembly_follows_the_target() -> None:
     ptx = emit_assembly(TWICE, parse_target("sm_80"))
     assert ".target sm_80" in ptx
     assert ".version 7.1" in ptx
+
+
+CALLS = "define internal i64 @once(i64 %x) {\n  %a = add i64 %x, 0\n  %b = add i64 %a, 1\n  ret i64 %b\n}\ndefine i64 @calls(i64 %x) {\n  %a = call i64 @once(i64 %x)\n  ret i64 %a\n}\n"
+
+
+@pytest.mark.parametrize("lines", [LONG - 100, LONG + 100])
+def test_functions_of_long_text_are_simplified_one_by_one(lines: int) -> None:
+    found = optimised_ir(CALLS + "\n" * lines, host_cpu())
+    assert "%x, 0" not in found
+    assert ("call i64 @once" in found) == (lines > LONG)
+    assert "call i64 @once" not in optimised_ir(CALLS + "\n" * lines, parse_target("sm_90"))
 
 
 def test_optimised_ir_is_optimised_but_not_vectorised() -> None:

@@ -33,8 +33,10 @@ _PROTOTYPES = {
     "CreateTargetMachine": "ppsssissiis",
     "CreateTargetMachineData": "pp",
     "DisposeExecutionEngine": "-p",
+    "DisposeFunctionsIter": "-p",
     "DisposeMemoryBuffer": "-p",
     "DisposeModule": "-p",
+    "DisposeNewFunctionPassManger": "-p",
     "DisposeNewModulePassManger": "-p",
     "DisposeObjectFile": "-p",
     "DisposePassBuilder": "-p",
@@ -42,6 +44,7 @@ _PROTOTYPES = {
     "DisposeString": "-s",
     "DisposeTargetData": "-p",
     "FinalizeObject": "-p",
+    "FunctionsIterNext": "pp",
     "GetBufferSize": "zp",
     "GetBufferStart": "pp",
     "GetDefaultTargetTriple": "-o",
@@ -58,17 +61,21 @@ _PROTOTYPES = {
     "InitializeNativeAsmParser": "-",
     "InitializeNativeAsmPrinter": "-",
     "InitializeNativeTarget": "-",
+    "IsDeclaration": "ip",
     "MCJITAddObjectFile": "-pp",
+    "ModuleFunctionsIter": "pp",
     "PTOSetLoopInterleaving": "-pb",
     "PTOSetLoopUnrolling": "-pb",
     "PTOSetLoopVectorization": "-pb",
     "PTOSetSLPVectorization": "-pb",
     "ParseAssembly": "ppso",
     "PrintModuleToString": "-po",
+    "RunNewFunctionPassManager": "-ppp",
     "RunNewModulePassManager": "-ppp",
     "SetCommandLine": "-ss",
     "TargetMachineEmitToMemory": "pppio",
     "VerifyModule": "bpo",
+    "buildFunctionSimplificationPipeline": "ppi",
     "buildPerModuleDefaultPipeline": "ppi",
 }
 """The result and the arguments of each function that is called: nothing, pointer, text, int, bool, size, 64 bits, text that comes back."""
@@ -191,18 +198,34 @@ class LlvmModule:
         self.close()
         raise RuntimeError(problem)
 
-    def optimise(self, machine: TargetMachine, level: int, unroll: bool) -> None:
-        """Run LLVM's own pipeline of that level, without its vectorisers."""
+    def optimise(self, machine: TargetMachine, level: int, unroll: bool, whole: bool) -> None:
+        """Run LLVM's own pipeline of that level, without its vectorisers: all of it, or only what simplifies functions one by one."""
         options = call("CreatePipelineTuningOptions")
         for what in ("LoopVectorization", "LoopInterleaving", "SLPVectorization"):
             call("PTOSet" + what, options, False)
         call("PTOSetLoopUnrolling", options, unroll)
         builder = call("CreatePassBuilder", machine.handle, options)
-        manager = call("buildPerModuleDefaultPipeline", builder, level)
-        call("RunNewModulePassManager", manager, self.handle, builder)
-        call("DisposeNewModulePassManger", manager)
+        if whole:
+            manager = call("buildPerModuleDefaultPipeline", builder, level)
+            call("RunNewModulePassManager", manager, self.handle, builder)
+            call("DisposeNewModulePassManger", manager)
+        else:
+            manager = call("buildFunctionSimplificationPipeline", builder, level)
+            for function in self._functions():
+                call("RunNewFunctionPassManager", manager, function, builder)
+            call("DisposeNewFunctionPassManger", manager)
         call("DisposePassBuilder", builder)
         call("DisposePipelineTuningOptions", options)
+
+    def _functions(self) -> list[int]:
+        """Those that have a body."""
+        found: list[int] = []
+        iterator = call("ModuleFunctionsIter", self.handle)
+        while function := call("FunctionsIterNext", iterator):
+            if not call("IsDeclaration", function):
+                found.append(function)
+        call("DisposeFunctionsIter", iterator)
+        return found
 
     def __str__(self) -> str:
         return call_for_text("PrintModuleToString", self.handle)[1]

@@ -9,7 +9,8 @@ Code is position independent with the small code model: data of the same object 
 from outside through a table that the loader fills. Kernels come with explicit vectors, so LLVM's loop and SLP vectorisers stay
 off: they cost time and may not reorder our floating point anyway. CPU kernels arrive in the shape they should have, several
 vectors a step: LLVM's longer pipelines and unrolling doubled the time to compile and made none of them faster, so they get the
-short one; the code generator itself runs at full level. Other levels (`base/levels.py`) are asked for through the target. Target machines
+short one; the code generator itself runs at full level. Of long text, only those passes of it run that simplify one
+function. Other levels (`base/levels.py`) are asked for through the target. Target machines
 are kept and reused.
 """
 
@@ -36,6 +37,11 @@ _RESERVE = """
 @tilewright.reserve = internal global i64 1
 @llvm.compiler.used = appending global [1 x ptr] [ptr @tilewright.reserve], section "llvm.metadata"
 """
+
+LONG = 7000
+"""Lines of text from which on CPU kernels get only what simplifies functions one by one. What follows in LLVM's short pipeline compares every
+access of a loop with every other, and takes as long again. Kernels this long are those of several products, whose loops it leaves as they are;
+of short ones it hoists what rows have in common."""
 
 # A target machine serves one compilation at a time. Those in the background have machines, and a turn, of their own.
 _compiling = fork_safe_rlock()
@@ -116,7 +122,7 @@ class _Module:
                 f"LLVM rejects the code generated for {target.name}: {str(error).strip()}",
                 help=f"please report this; the LLVM text is in {_save(whole)}",
             ) from error
-        self.module.optimise(self.machine, level.passes, level.unroll)
+        self.module.optimise(self.machine, level.passes, level.unroll, whole=level.passes != 1 or text.count("\n") < LONG)
 
     def emit(self, as_object: bool) -> bytes:
         """The module as an object, or as assembly."""

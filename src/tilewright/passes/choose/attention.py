@@ -137,6 +137,7 @@ def _has_mma(target: Target) -> bool:
 
 def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -> tuple[WgmmaAttention, ...]:
     depth, width = (_padded(size, BLOCK) for size in (found.depth, found.column_extent))
+    terms = _padded(found.depth, TERMS)  # of those that shared memory has, instructions multiply what there is
     batch, rows, keys = numbers_of(found, hints)
     more = _reads_more(found)
     work = 2 * batch * rows * keys * (depth + width) / (1 if found.reach is None else 2)
@@ -144,7 +145,7 @@ def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]
     short = keys <= costs.short and not more
     candidates = [
         WgmmaAttention(
-            64 * groups, _step(n, keys) if short and groups == 2 and found.reach is None else n, depth,
+            64 * groups, _step(n, keys) if short and groups == 2 and found.reach is None else n, terms,
             stages=3 if blocks > 1 else _stages(groups, n, depth + width), math_warpgroups=groups, head_dim_v=width, blocks=blocks,
             a_copy="rs" if short and depth <= 128 and (groups == 2 or blocks > 1) else "tma", pdl=work < costs.early_to,
         )

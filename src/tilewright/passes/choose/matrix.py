@@ -417,7 +417,9 @@ def _image_time(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
     rounds = -(-_tiles(schedule, shape) // target.multiprocessors)
     # Instructions with few columns wait for shared memory, which brings 64 rows for each.
     rate = costs.rate / 2 * costs.parted * schedule.n / (schedule.n + 32)
-    feed = (schedule.m + schedule.n) * shape.k / schedule.k * ROW_BYTES / schedule.tf32_terms * schedule.parts / costs.feed
+    # Pixels come as slowly as rows of windows do, and where only the next step is on its way, later.
+    feed = (schedule.m + schedule.n) * shape.k / schedule.k * ROW_BYTES / schedule.tf32_terms * schedule.parts / costs.rows[0]
+    feed *= 1.0 if schedule.stages > 2 else costs.shallow
     finish = 2 * 64 * area / costs.rate + area * (costs.scatter if schedule.swap_ab else costs.finish)
     return costs.start + rounds * (max(2 * area * shape.k / rate, feed) + finish + costs.first * schedule.m / 128)
 

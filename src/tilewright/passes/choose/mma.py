@@ -345,7 +345,6 @@ _FMA_IMAGES = (
     Fma(64, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
     Fma(32, 128, 16, stages=3, warps_m=1, warps_n=4, persistent=False),
     Fma(48, 128, 8, stages=3, warps_m=1, warps_n=4, persistent=False),
-    Fma(96, 128, 8, stages=3, warps_m=1, warps_n=4, persistent=False),
 )
 """For images and few filters, with pixels along the longer side: a thread has many of them for each place of the window that it finds."""
 _PATCH = (16, 32)

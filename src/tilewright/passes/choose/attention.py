@@ -266,7 +266,7 @@ def forced_attention(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kern
     like = next((s for s in listed if s.family == asked.family), listed[0])
     rows = [f"k={like.k} head_dim_v={like.head_dim_v}"] if isinstance(like, GpuAttention) else []
     reason = asked.refusal(target, f32) if asked.family == like.family else f"it is family={asked.family} that does not fit"
-    if isinstance(asked, GpuAttention) and isinstance(like, GpuAttention) and (asked.k, asked.head_dim_v) != (like.k, like.head_dim_v):
+    if isinstance(asked, GpuAttention) and isinstance(like, GpuAttention) and not (_has_terms_of(asked, like) and asked.head_dim_v == like.head_dim_v):
         reason = reason or "rows have other lengths"
     splits = getattr(asked, "splits", 0)
     if bool(splits) != bool(getattr(like, "splits", 0)) and (not splits or find_split(kernel) is None):
@@ -276,6 +276,13 @@ def forced_attention(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kern
         needs = " ".join([f"family={like.family}", *rows])
         raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, f"it needs {needs}; {reason}")
     return asked
+
+
+def _has_terms_of(asked: GpuAttention, like: GpuAttention) -> bool:
+    """Whether a schedule multiplies all terms of a score: as many as there are, or those of whole blocks."""
+    if isinstance(asked, WgmmaAttention) and isinstance(like, WgmmaAttention) and not like.bf16_terms:
+        return like.k <= asked.k <= like.key_columns
+    return asked.k == like.k
 
 
 def _shapes(columns: int, more: bool, short: bool, limited: bool) -> list[tuple[int, int, int]]:

@@ -65,6 +65,12 @@ def test_terms_and_columns(terms: int, columns: int) -> None:
     check(text.plain, (q, k, v, 0.1), attend(scores(q, k, 0.1), v))
 
 
+@pytest.mark.parametrize("k", [48, 64])
+def test_terms_of_whole_blocks_may_be_asked_for(k: int) -> None:
+    q, k_, v = arrays(2, (1, 1, 65, 40), (1, 1, 40, 40), (1, 1, 40, 40))
+    check(text.plain, (q, k_, v, 0.1), attend(scores(q, k_, 0.1), v), f"family=attention m=64 n=32 k={k} head_dim_v=64 stages=2")
+
+
 def test_bf16() -> None:
     q, k, v = arrays(3, (1, 1, 40, 64), (1, 1, 70, 64), (1, 1, 70, 64), dtype=bf16.numpy)
     check(text.plain, (q, k, v, 0.1), attend(scores(q, k, 0.1), v), error=1e-2)

@@ -12,7 +12,7 @@ import kernels_attention as text
 import tilewright as tw
 from kernels_attention import attend, scores
 from tilewright.ir.emulator import run_program
-from tilewright.passes.schedules.attention import WgmmaAttention
+from tilewright.passes.schedules.attention import GpuAttention, WgmmaAttention
 
 NEAR = 4e-6
 
@@ -98,3 +98,11 @@ def test_infinities_are_those_of_the_text() -> None:
     np.testing.assert_array_equal(np.isnan(found), np.isnan(want))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(want))
     np.testing.assert_allclose(found[np.isfinite(want)], want[np.isfinite(want)], rtol=NEAR, atol=NEAR)
+
+
+@pytest.mark.parametrize(("heads", "rows", "width", "wanted"), [(48, 4096, 64, 6), (57, 2755, 128, 6), (1, 128, 64, 0), (2, 64, 128, 0)])
+def test_large_problems_are_multiplied_in_terms(heads: int, rows: int, width: int, wanted: int) -> None:
+    """Of small ones writing terms would take longer than it gains."""
+    q = np.empty((1, heads, rows, width), np.float32)
+    (chosen,) = (s for s in text.plain.stages(q, q, q, 0.2, target="sm_90a").stages.schedules if isinstance(s, GpuAttention))
+    assert getattr(chosen, "bf16_terms", 0) == wanted

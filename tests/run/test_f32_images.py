@@ -63,6 +63,16 @@ def test_columns_that_fit_the_filters(filters: int, rows: int, groups: int) -> N
         assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
 
 
+@pytest.mark.parametrize(("channels", "step"), [(8, 8), (19, 24), (35, 24), (39, 16)])
+def test_steps_that_fit_the_channels(channels: int, step: int) -> None:
+    """Rows of shared memory have 32 elements, of which a step multiplies fewer."""
+    x, w = normal(2, channels, 7, 9), normal(21, channels, 3, 3)
+    schedule = f"family=wgmma m=128 n=24 k={step} stages=3 math_warpgroups=2 tf32_terms=4 chunk={step}"
+    want = convolved(x, w, (1, 2), (1, 1), 1)
+    for found in results(convolutions.conv2d((1, 2), (1, 1), 1, True), schedule, x=x, w=w):
+        assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
+
+
 def test_filters_choose_the_columns() -> None:
     """Of 35 filters no tile has 64 columns."""
     x, w = np.empty((16, 70, 13, 98, 91), np.float32), np.empty((35, 70, 1, 5, 3), np.float32)

@@ -82,6 +82,8 @@ class WgmmaCosts:
     """The part of its rate that a tile reaches whose sums are taken from the matrix units in chunks."""
     parted: float = 1.35
     """How much of the rate instructions on tf32 reach in convolutions of parts, at most: with n columns, n / (n + 32) of it."""
+    shallow: float = 1.17
+    """How much longer operands of such take with two stages."""
     first: float = 1.0
     """Until the first operands of a tile of such are there, and the last results on their way, for each 128 rows."""
     finish: float = 7e-6

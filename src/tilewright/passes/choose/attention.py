@@ -137,6 +137,7 @@ def _has_mma(target: Target) -> bool:
 
 def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -> tuple[WgmmaAttention, ...]:
     depth, width = (_padded(size, BLOCK) for size in (found.depth, found.column_extent))
+    terms = _padded(found.depth, TERMS)  # of those that shared memory has, instructions multiply what there is
     batch, rows, keys = numbers_of(found, hints)
     more = _reads_more(found)
     work = 2 * batch * rows * keys * (depth + width) / (1 if found.reach is None else 2)
@@ -144,7 +145,7 @@ def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]
     short = keys <= costs.short and not more
     candidates = [
         WgmmaAttention(
-            64 * groups, _step(n, keys) if short and groups == 2 and found.reach is None else n, depth,
+            64 * groups, _step(n, keys) if short and groups == 2 and found.reach is None else n, terms,
             stages=3 if blocks > 1 else _stages(groups, n, depth + width), math_warpgroups=groups, head_dim_v=width, blocks=blocks,
             a_copy="rs" if short and depth <= 128 and (groups == 2 or blocks > 1) else "tma", pdl=work < costs.early_to,
         )
@@ -265,7 +266,7 @@ def forced_attention(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kern
     like = next((s for s in listed if s.family == asked.family), listed[0])
     rows = [f"k={like.k} head_dim_v={like.head_dim_v}"] if isinstance(like, GpuAttention) else []
     reason = asked.refusal(target, f32) if asked.family == like.family else f"it is family={asked.family} that does not fit"
-    if isinstance(asked, GpuAttention) and isinstance(like, GpuAttention) and (asked.k, asked.head_dim_v) != (like.k, like.head_dim_v):
+    if isinstance(asked, GpuAttention) and isinstance(like, GpuAttention) and not (_has_terms_of(asked, like) and asked.head_dim_v == like.head_dim_v):
         reason = reason or "rows have other lengths"
     splits = getattr(asked, "splits", 0)
     if bool(splits) != bool(getattr(like, "splits", 0)) and (not splits or find_split(kernel) is None):
@@ -275,6 +276,13 @@ def forced_attention(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kern
         needs = " ".join([f"family={like.family}", *rows])
         raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, f"it needs {needs}; {reason}")
     return asked
+
+
+def _has_terms_of(asked: GpuAttention, like: GpuAttention) -> bool:
+    """Whether a schedule multiplies all terms of a score: as many as there are, or those of whole blocks."""
+    if isinstance(asked, WgmmaAttention) and isinstance(like, WgmmaAttention) and not like.bf16_terms:
+        return like.k <= asked.k <= like.key_columns
+    return asked.k == like.k
 
 
 def _shapes(columns: int, more: bool, short: bool, limited: bool) -> list[tuple[int, int, int]]:

@@ -355,10 +355,9 @@ _IMAGE_TILES = {(128, 2): (120, (128, 96, 64, 32)), (192, 3): (80, (128, 64)), (
 levels of sums, and a stage two tiles of each factor."""
 IMAGE_ROOM = 200 << 10
 """Bytes of shared memory for stages."""
-IMAGE_STEP = 32
-"""Channels of one step."""
-IMAGE_CHUNK = 32
-"""Products of each kind that matrix units add up from zero: their sums drop bits, and the error of a chain in f32 is the bound."""
+IMAGE_STEP, IMAGE_PART = 32, 8
+"""Channels of one step, at most, and of one instruction. Matrix units add up a step's products of each kind from zero: their sums drop bits, and the error of a chain in f32 is
+the bound."""
 
 
 def image_schedules(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
@@ -411,15 +410,17 @@ def _image_ranked(form: ImageForm, terms: int, folded: int, way: str, target: Ta
     moved = 2 * target.costs.launch.second + 4 * elements / rate
     moved *= 2 if way and "phase" in form.kernel.attrs else 1  # phases would share parts of the image as it is, but have rows of their own
     store = "direct" if swap else "tma"
-    like = Wgmma(128, 128, 32, epilogue_stages=1, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, to_channels_last=way, chunk=IMAGE_CHUNK)
+    # Steps of a place of the window are alike, and as short as instructions allow; what they read lies in the L2 cache, into which every pixel comes once.
+    channels = _number(found.reduce_extents[inner], hints)
+    steps = -(-channels // IMAGE_STEP)
+    step = -(-channels // (max(1, steps) * IMAGE_PART)) * IMAGE_PART
+    like = Wgmma(128, 128, step, epilogue_stages=1, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, to_channels_last=way, chunk=step)
     # Columns of results that leave registers one by one may be as many as there are filters.
     tiles = _image_tiles(like, _fitting(shape.m, THIN + 8) if swap else [])
-    # Steps are whole; what they read lies in the L2 cache, into which every pixel comes once.
-    channels = _number(found.reduce_extents[inner], hints)
     # Windows' rows that begin anywhere in 32 bytes take longer to bring.
     assert isinstance(seen.type, Tensor)
     slower = target.costs.wgmma.straddling_parts if way and _number(seen.type.strides[-2], hints) % UNIT else 1.0
-    return [(slower * _image_time(s, replace(shape, k=shape.k // max(1, channels) * -(-channels // s.k) * s.k), target) + moved, s) for s in tiles]
+    return [(slower * _image_time(s, replace(shape, k=shape.k // max(1, channels) * steps * step), target) + moved, s) for s in tiles]
 
 
 def _image_tiles(like: Wgmma, fitting: list[int]) -> list[Wgmma]:
@@ -434,7 +435,9 @@ def _image_time(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
     rounds = -(-_tiles(schedule, shape) // target.multiprocessors)
     # Instructions with few columns wait for shared memory, which brings 64 rows for each.
     rate = costs.rate / 2 * costs.parted * schedule.n / (schedule.n + 32)
-    feed = (schedule.m + schedule.n) * shape.k / schedule.tf32_terms * schedule.parts * 4 / costs.feed
+    # Pixels come as slowly as rows of windows do, and where only the next step is on its way, later.
+    feed = (schedule.m + schedule.n) * shape.k / schedule.k * ROW_BYTES / schedule.tf32_terms * schedule.parts / costs.rows[0]
+    feed *= 1.0 if schedule.stages > 2 else costs.shallow
     finish = 2 * 64 * area / costs.rate + area * (costs.scatter if schedule.swap_ab else costs.finish)
     return costs.start + rounds * (max(2 * area * shape.k / rate, feed) + finish + costs.first * schedule.m / 128)
 

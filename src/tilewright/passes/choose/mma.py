@@ -344,8 +344,11 @@ _FMA = (
 _FMA_IMAGES = (
     Fma(64, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
     Fma(32, 128, 16, stages=3, warps_m=1, warps_n=4, persistent=False),
+    Fma(48, 128, 8, stages=3, warps_m=1, warps_n=4, persistent=False),
 )
 """For images and few filters, with pixels along the longer side: a thread has many of them for each place of the window that it finds."""
+_PATCH = (16, 32)
+"""Results of f32 that the lanes of a warp share at once, down and across."""
 _FMA_F64 = (
     Fma(64, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
     Fma(64, 64, 16, stages=2, warps_m=4, warps_n=2, persistent=False),
@@ -455,7 +458,8 @@ def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
     """Threads read rows that run across the sum; others are turned on their way, or by packing them first."""
     tiles: list[Fma] = list(_FMA_F64 if found.accumulator.itemsize == 8 else _FMA)
     if max(len(found.m), len(found.n)) > 1 and found.accumulator.itemsize < 8:
-        tiles += [s if len(found.n) > 1 else replace(s, m=s.n, n=s.m, warps_m=s.warps_n, warps_n=s.warps_m) for s in _FMA_IMAGES]
+        images = [s if len(found.n) > 1 else replace(s, m=s.n, n=s.m, warps_m=s.warps_n, warps_n=s.warps_m) for s in _FMA_IMAGES]
+        tiles += [s for s in images if s.m % (_PATCH[0] * s.warps_m) == s.n % (_PATCH[1] * s.warps_n) == 0]
     plain = len(found.k) == len(found.m) == len(found.n) == 1 and found.a.dtype is found.b.dtype is f32
     first, second = (plain and runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
     if first or second:

@@ -85,8 +85,8 @@ class WgmmaAttention(GpuAttention):
 
     @property
     def key_columns(self) -> int:
-        """Elements of a row of queries or keys in shared memory: of terms, one behind the other."""
-        return -(-OPERAND_TERMS * self.k // SWIZZLED) * SWIZZLED if self.bf16_terms else self.k
+        """Elements of a row of queries or keys in shared memory, whole blocks: of terms, one behind the other."""
+        return -(-(OPERAND_TERMS if self.bf16_terms else 1) * self.k // SWIZZLED) * SWIZZLED
 
     @property
     def value_pitch(self) -> int:

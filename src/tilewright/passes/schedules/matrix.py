@@ -243,7 +243,9 @@ class Wgmma(GpuProduct):
         if self.chunk < 0 or self.chunk % self.k or (self.chunk and (self.a_copy == "rs" or self.pingpong)):
             return f"a chunk is whole steps of k={self.k}, without pingpong and with both factors in shared memory"
         size = 2 if self.bf16_terms else operand.itemsize
-        legal = self.k * size == ROW_BYTES and self.m % 64 == 0 and self.n % 8 == 0 and self.n <= 256
+        # Of parts of tf32 a step may be shorter than what copies bring.
+        whole = self.k * size == ROW_BYTES or (self.tf32_terms > 0 and self.k % 8 == 0 and 0 < self.k * size < ROW_BYTES)
+        legal = whole and self.m % 64 == 0 and self.n % 8 == 0 and self.n <= 256
         # Words of the next step are computed before this one is given back.
         if not legal or (self.a_copy == "rs" and (self.cluster > 1 or self.stages < 2)):
             return "a tile has m % 64 == 0, n % 8 == 0 up to 256, k of 128 bytes; factors that lie across the sum need whole blocks of 128 bytes"

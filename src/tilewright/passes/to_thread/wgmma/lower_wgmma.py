@@ -82,6 +82,8 @@ class _WgmmaLowering:
         self.product = self.products[0]
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.dtype = dtype_of(self.product.operands[0].type)
+        self.width = ROW_BYTES // self.dtype.itemsize
+        """Elements along the sum that a row of shared memory has: of those of a step, or more that nobody multiplies."""
         self.rank: Value | None = None
         """This block's number in its cluster."""
         self.shared_sum: ClusterSum | None = None
@@ -194,7 +196,7 @@ class _WgmmaLowering:
         blocked = False
         if k_axis == rank - 1:
             major = "k"
-            box[k_axis], box[row_axis] = s.k, extent // (s.cluster if tile_axis == 0 else 1)
+            box[k_axis], box[row_axis] = self.width, extent // (s.cluster if tile_axis == 0 else 1)
         else:
             major, wide = "mn", ROW_BYTES // size
             box[k_axis], box[row_axis] = s.k, wide
@@ -206,7 +208,7 @@ class _WgmmaLowering:
                 strides = [Size.of(wide), *strides]
                 box = [extent // wide, *box]
         name = "ab"[tile_axis]
-        stage = extent * s.k * (s.horizontal if tile_axis == 1 else 1) * parts
+        stage = extent * self.width * (s.horizontal if tile_axis == 1 else 1) * parts
         if behind is None:
             memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * stage,), space="shared", align=1024, name=f"{name}.ring")
         else:
@@ -215,7 +217,7 @@ class _WgmmaLowering:
             "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map",
             **self._rounding(),
         )  # fmt: skip
-        first = 0 if behind is None else behind.first + extent * s.k
+        first = 0 if behind is None else behind.first + extent * self.width
         return _Ring(load, memory, found, tile_axis, extent, major, blocked, stage, first)
 
     def _rounding(self) -> dict[str, Attr]:
@@ -234,16 +236,16 @@ class _WgmmaLowering:
             assert isinstance(first, int) and isinstance(step, int) and isinstance(count, Size | int)
             # The last position, counted from the last element.
             upper.append((Size.of(count) - 1) * step + first - (size - 1))
-        stage = extent * s.k * parts
+        stage = extent * self.width * parts
         if behind is None:
             memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * stage,), space="shared", align=1024, name="a.ring")
         else:
             memory = behind.memory
         found = b.op(
-            "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(*[1] * (tensor.type.rank - 1), s.k),
+            "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(*[1] * (tensor.type.rank - 1), self.width),
             swizzle=ROW_BYTES, pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map", **self._rounding(),
         )  # fmt: skip
-        return _Ring(load, memory, found, 0, extent, "k", False, stage, 0 if behind is None else behind.first + extent * s.k)
+        return _Ring(load, memory, found, 0, extent, "k", False, stage, 0 if behind is None else behind.first + extent * self.width)
 
     def _is_involved(self) -> bool:
         """Whether the copying threads have more to compute than the corner of a matrix."""
@@ -460,7 +462,7 @@ class _WgmmaLowering:
         stage, parity = self._ring_state(b, position)
         (k_arg,) = self.sum.regions[0].args[:1]
         raw = {} if self.computed is None else self.computed.rings
-        size = sum(ring.extent * s.k * self.dtype.itemsize for ring in self.rings) + sum(ring.bytes for ring in raw.values())
+        size = sum(ring.extent * self.width * self.dtype.itemsize for ring in self.rings) + sum(ring.bytes for ring in raw.values())
         loads = {ring.load: ring for ring in self.rings}
         needed = self._for_copies([*loads, *raw])
         first, steps = self._stretch(b)
@@ -574,7 +576,7 @@ class _WgmmaLowering:
             self.computed.start(b)
         if s.pingpong:
             b.multi("named_barrier", self.turn, threads=2 * GROUP)
-        rows = b.const(0, u32) if s.pingpong else b.mul(b.cast(self.epilogue.own, u32), b.const(self.rows * s.k, u32))
+        rows = b.const(0, u32) if s.pingpong else b.mul(b.cast(self.epilogue.own, u32), b.const(self.rows * self.width, u32))
 
         def step(inner: Builder, number: Value, stage: Value, parity: Value, previous: Value, *sums: Value) -> list[Value]:
             inner.multi("mbarrier_wait", self.full, stage, parity)
@@ -739,11 +741,11 @@ class _WgmmaLowering:
         k = 32 // self.dtype.itemsize
         steps: list[Attr] = []
         for pair in self.pairs:
-            parts = [part * ring.extent * s.k for part, ring in zip(pair, (self.a, self.b), strict=True)]
+            parts = [part * ring.extent * self.width for part, ring in zip(pair, (self.a, self.b), strict=True)]
             for number in range(s.k // k):
                 inside = [number * k * (1 if ring.major == "k" else ROW_BYTES // self.dtype.itemsize) for ring in (self.a, self.b)]
                 for block in range(self.rows // 64):
-                    steps.append((parts[0] + inside[0] + block * 64 * s.k, parts[1] + inside[1], block * s.columns // 2))
+                    steps.append((parts[0] + inside[0] + block * 64 * self.width, parts[1] + inside[1], block * s.columns // 2))
         attrs: dict[str, Attr] = {"n": s.columns, "k": k, "steps": tuple(steps)}
         for name, ring in (("a", self.a), ("b", self.b)):
             attrs[f"{name}_major"] = ring.major

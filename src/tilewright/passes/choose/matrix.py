@@ -188,6 +188,8 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
         if all(ways) and ways.count("im2col") < 2:
             shape = shape_of(lying, hints)
             tiles = _wgmma(lying, shape, target)
+            if ways[0] == "im2col":
+                tiles += [_by_rows(s, target) for s in _fitted(shape.n, lying.a.dtype.itemsize, target)]
             if ways[1] == "im2col":
                 # Pixels are rows of a tile, though results lie side by side along them.
                 known = {(s.m, s.n) for s in tiles if s.swap_ab}
@@ -826,6 +828,12 @@ def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
             if n % 64 and n > 32 and (n <= 192 or groups < 3):
                 found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
     return found
+
+
+def _by_rows(schedule: Wgmma, target: Target) -> Wgmma:
+    """The same for results with channels last: pixels are rows of results, too, which leave by way of shared memory; with as many stages as are left room."""
+    room = target.max_shared - 2048 - schedule.math_warpgroups * 64 * ROW_BYTES
+    return replace(schedule, swap_ab=False, store="tma", stages=min(schedule.stages, room // ((schedule.m + schedule.n) * ROW_BYTES)))
 
 
 def _is_crowded(schedule: Wgmma) -> bool:

@@ -166,6 +166,7 @@ part_phases = late("windows.join_phases", "part_phases")
 join_guards = late("windows.join_guards", "join_guards")
 multiply_taps = late("windows.multiply_taps", "multiply_taps")
 place_taps = late("windows.place_taps", "place_taps")
+single_places = late("windows.single_places", "single_places")
 split_images = late("windows.split_images", "split_images")
 split_phases = late("windows.split_phases", "split_phases")
 square_triangles = late("windows.square_triangles", "square_triangles")
@@ -235,6 +236,10 @@ SPECIALISE = Pass(
 JOIN_GUARDS = Pass(
     "join_guards", "loop", "loop", join_guards,
     "Sums of sums under conditions become one sum under one condition, whose tests are bounds of the indices of loads.", needs="reduce",
+)  # fmt: skip
+SINGLE_PLACES = Pass(
+    "single_places", "loop", "loop", single_places,
+    "GPU: sums over windows of a single place become plain sums over channels.", gpu=True, needs="reduce",
 )  # fmt: skip
 SQUARE_TRIANGLES = Pass(
     "square_triangles", "program", "program", square_triangles,
@@ -810,6 +815,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),
+        Step(SINGLE_PLACES, "After join_guards: a condition has all tests of a sum."),
         Step(SQUARE_RESULTS, "Before square_triangles, which sees the sums of all results."),
         Step(SQUARE_TRIANGLES, "Beside join_guards: the condition it writes is one."),
         Step(MULTIPLY_TAPS, "After join_guards, as split_phases, which takes what it leaves."),

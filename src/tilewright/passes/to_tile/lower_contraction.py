@@ -30,11 +30,11 @@ from tilewright.base.sizes import (
     ONE,
     ZERO,
     Size,
-    SizeCall,
     ceildiv,
     contiguous_strides,
     floordiv,
     minimum,
+    times_at_least,
     without_clamp,
 )
 from tilewright.base.sizes import product as size_product
@@ -73,19 +73,6 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
 def skips_steps(schedule: GpuProduct) -> bool:
     """Whether blocks skip the steps of a sum that guards leave empty for all of a tile."""
     return schedule.skips if isinstance(schedule, Wgmma) else isinstance(schedule, WarpProduct) and schedule.split_k == 1
-
-
-def _least(last: Size, step: int) -> Size:
-    """No more than `last` times a negative step: `2 * floordiv(a, 2)` is at most `a`."""
-    total = ZERO
-    for monomial, factor in last.terms:
-        atom = monomial[0] if len(monomial) == 1 else None
-        divisor = atom.b.constant if isinstance(atom, SizeCall) and atom.op == "floordiv" else None
-        if isinstance(atom, SizeCall) and divisor and divisor > 0 and factor > 0 and (factor * step) % divisor == 0:
-            total = total + atom.a * (factor * step // divisor)
-        else:
-            total = total + Size(((monomial, factor * step),))
-    return total
 
 
 class _ContractionLowering(LoopLowering):
@@ -524,7 +511,7 @@ class _ContractionLowering(LoopLowering):
             if step is None or value not in extents:
                 return False
             if step < 0:
-                least = least + _least(without_clamp(extents[value]) - 1, step)
+                least = least + times_at_least(without_clamp(extents[value]) - 1, step)
         return least.constant is not None and least.constant >= 0
 
     def _is_gathered(self, factor: Factor, side: Sequence[int]) -> bool:

@@ -73,6 +73,8 @@ class WgmmaCosts:
     """Bytes moved for each byte that is packed first, about: of rows, and of places of windows."""
     turn: float = 2.8e6
     """Bytes that a copy from channels first to channels last reads and writes."""
+    gather: float = 2.0e6
+    """The same of a copy that puts the places of each window's row beside one another, which it tells apart by division."""
     parts: tuple[float, float, float] = (3.4e6, 2.4e6, 1.2e6)
     """Bytes that copies of images to parts of tf32 read and write: as they are, with places of a window beside channels, which are told apart by division, and with places that are neighbours
     in memory."""
@@ -448,7 +450,7 @@ def derived(multiprocessors: int, bandwidth: float, half: float, f32: float) -> 
     known = H200.wgmma
     wgmma = replace(
         known, rate=known.rate * matrix * share, feed=known.feed * memory * share, feed_ragged=known.feed_ragged * memory * share,
-        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, parts=(known.parts[0] * memory, known.parts[1] * memory, known.parts[2] * memory), rows=(known.rows[0] * memory * share, known.rows[1] * memory * share), box=known.box * memory * share,
+        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, gather=known.gather * memory, parts=(known.parts[0] * memory, known.parts[1] * memory, known.parts[2] * memory), rows=(known.rows[0] * memory * share, known.rows[1] * memory * share), box=known.box * memory * share,
         finish=known.finish / plain, finish_hidden=known.finish_hidden / plain, read=known.read / (memory * share),
         read_hidden=known.read_hidden / (memory * share), scatter=known.scatter / (memory * share),
         scatter_hidden=known.scatter_hidden / (memory * share), turned=known.turned / (memory * share), turned_hidden=known.turned_hidden / (memory * share),

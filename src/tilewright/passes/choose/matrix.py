@@ -304,7 +304,7 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
     for way in WAYS:
         form = row_form(kernel, way)
         if form is None or _number(form.channels, hints) >= MANY_CHANNELS:
-            return []
+            continue
         depth, taps = _number(form.depth, hints), _number(form.taps_along(form.axis), hints)
         steps = -(-depth // STEP)
         if not steps or steps > FEWER_STEPS * taps * -(-_number(form.channels, hints) // STEP):
@@ -316,10 +316,10 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
             continue
         assert isinstance(rows.type, Tensor) and form.image.tensor is not None
         elements = sum(_number(product(shape), hints) for shape in (rows.type.shape, form.image.tensor.shape))
-        moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / target.costs.wgmma.turn
+        moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / (target.costs.wgmma.turn if WAYS[way] else target.costs.wgmma.gather)
         # Phases of a transposed convolution would share an image that is turned, but have rows of their own.
         moved *= 2 if "phase" in kernel.attrs else 1
-        apart = _number(form.unit, hints) * form.apart
+        apart = _number(form.pitch(rows.type.shape[-1]), hints)
         shape = shape_of(found, hints)
         shape = replace(shape, k=shape.k // max(1, depth) * steps * STEP)
         own = [s for _, s in _by_warp_groups(main, found, target, hints, len(found.k) - 1) if s.a_copy == "im2col" and s.split_k == 1 and _is_roomy(s, found)]

@@ -3,7 +3,8 @@
 In: a program and the schedules of its contractions. Where one says `to_channels_last = rows` (or `rows32`), the convolution's input is first copied to scratch
 [n, h, w, c] with channels in whole 16 bytes (or 32) and zeros beside each row of the image, as far as windows reach. All pixels of a window's row are then neighbours in
 memory, and so are their channels: the copy engine is told of an array [n, h, j, q] whose pixels overlap, q being all channels of the window's row, and no
-byte is copied twice. Weights become a matrix [k, r, q]. Out: the program with these copies, and the convolution as a sum over r and q, which fills its steps.
+byte is copied twice. Weights become a matrix [k, r, q]. With `to_channels_last = gather` the copy is [n, h, j, q] itself, each place of a window's row beside the next, wherever
+these lie in the image, and nothing between them: a row of few channels fills fewer steps, and from places that windows leave out nothing is brought. Out: the program with these copies, and the convolution as a sum over r and q, which fills its steps.
 
     parallel n, k, i, j { acc = reduce c, r, s { yield x[n, c, i + r, j + s - 1] * w[k, c, r, s] }; out[n, k, i, j] = f(acc) }
     -> parallel n, h, w, c { store x.rows[n, h, w, c] = x[n, c, h, w - 1], or 0 }
@@ -33,8 +34,9 @@ from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.windows.split_images import ImageForm, image_and_weights
 
-WAYS = {"rows": 16, "rows32": 32}
-"""Values of a schedule's `to_channels_last`, and of how many bytes a pixel's channels are whole multiples: pixels that begin at whole 32 bytes are read faster, from more memory."""
+WAYS = {"rows": 16, "rows32": 32, "gather": 0}
+"""Values of a schedule's `to_channels_last`, and of how many bytes a pixel's channels are whole multiples: pixels that begin at whole 32 bytes are read faster, from more memory. 0: pixels
+are copied for every window, as many channels as there are."""
 ROWS, STEP = 8, 64
 """Rows of weights are whole multiples of so many, as columns of tiles are, and their channels are whole steps: the copy engine takes longer for what lies outside an array."""
 
@@ -58,7 +60,7 @@ def window_rows(program: Program, plans: Plans) -> tuple[Program, Plans]:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is no convolution that reads rows of a window as channels", call.kernel.span)
         names = dict(zip(call.kernel.params, call.args, strict=True))
         rows, weights = form.image_rows(len(scratch)), form.weight_rows(len(scratch) + 1)
-        key = names[form.memory], form.first, form.order, rows.type
+        key = names[form.memory], form.first, form.gap, form.step(form.axis), form.order, rows.type
         ready = None if call.loops else copied.get(key)
         rows = ready or rows
         seen = form.overlapping(rows)
@@ -108,7 +110,7 @@ class RowForm(ImageForm):
     """A convolution whose windows along the last axis of the image are read as channels."""
 
     whole: int = 16
-    """Bytes of which a pixel's channels are a whole multiple."""
+    """Bytes of which a pixel's channels are a whole multiple; 0: as many as there are, and rows of windows do not overlap."""
 
     @property
     def axis(self) -> int:
@@ -123,7 +125,11 @@ class RowForm(ImageForm):
     def is_dense(self) -> bool:
         """Whether a window has several places along the axis, and these are neighbours once places that no window reads are left out."""
         position, taps = self._taps_along(self.axis)
-        return position is not None and taps != ONE and self.gap > 0 and self.step(self.axis) % self.gap == 0
+        if position is None or taps == ONE or self.gap <= 0:
+            return False
+        if not self.whole:
+            return self.image.tensor is not None and self.image.tensor.strides[self.order[-1]] == ONE  # copies read along channels
+        return self.step(self.axis) % self.gap == 0
 
     @property
     def gap(self) -> int:
@@ -139,7 +145,7 @@ class RowForm(ImageForm):
     @property
     def unit(self) -> Size:
         """Channels of a pixel, and zeros."""
-        return self._whole(self.channels, self.whole // self.image.dtype.itemsize)
+        return self._whole(self.channels, max(1, self.whole // self.image.dtype.itemsize))
 
     @property
     def depth(self) -> Size:
@@ -156,7 +162,8 @@ class RowForm(ImageForm):
         """The copy of the image."""
         assert self.image.tensor is not None
         inside = [self.image.tensor.shape[axis] for axis in self.order[1:-2]]
-        return Value(tensor(self.image.dtype, self.images, *(inside or [ONE]), self.length, self.unit, align=16), f"{self.kernel.name}.rows{number}")
+        row = (self.length, self.unit) if self.whole else (self._places(self.axis), self._whole(self.depth, 16 // self.image.dtype.itemsize))
+        return Value(tensor(self.image.dtype, self.images, *(inside or [ONE]), *row, align=16), f"{self.kernel.name}.rows{number}")
 
     def overlapping(self, rows: Value) -> Value:
         """The same as an array of windows' rows."""
@@ -164,7 +171,11 @@ class RowForm(ImageForm):
         *outside, _, unit = rows.type.shape
         *strides, _, one = contiguous_strides(rows.type.shape)
         shape = (*outside, self._places(self.axis), self.depth)
-        return Value(replace(rows.type, shape=shape, strides=(*strides, unit * self.apart, one)), rows.name)
+        return Value(replace(rows.type, shape=shape, strides=(*strides, self.pitch(unit), one)), rows.name)
+
+    def pitch(self, unit: Size) -> Size:
+        """Elements from one window's row to the next, in a copy whose last axis has so many."""
+        return unit * self.apart if self.whole else unit
 
     def weight_rows(self, number: int) -> Value:
         found = self.found
@@ -184,9 +195,16 @@ class RowForm(ImageForm):
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
             at = dict(zip(order, indices, strict=True))
-            at[self.axis] = inner.add(inner.mul(at[self.axis], inner.index(self.gap)), inner.index(first))
+            if self.whole:
+                at[self.axis] = inner.add(inner.mul(at[self.axis], inner.index(self.gap)), inner.index(first))
+            else:
+                tap, at[order[-1]] = self._apart(inner, indices[-1])
+                start = inner.add(inner.mul(at[self.axis], inner.index(self.step(self.axis))), inner.index(first))
+                at[self.axis] = inner.add(start, inner.mul(tap, inner.index(self.gap)))
             inside = inner.logical_and(inner.op("ge", at[self.axis], inner.index(0)), inner.op("lt", at[self.axis], inner.index(source.shape[self.axis])))
-            if self.unit != self.channels:
+            if not self.whole:
+                inside = inner.logical_and(inside, inner.op("lt", indices[-1], inner.index(self.depth)))
+            elif self.unit != self.channels:
                 inside = inner.logical_and(inside, inner.op("lt", indices[-1], inner.index(self.channels)))
             element = [at[axis] for axis in range(source.rank)]
             (value,) = inner.if_(inside, lambda deep: [deep.op("load", memory, *element)], lambda deep: [deep.const(0, dtype)])
@@ -198,6 +216,11 @@ class RowForm(ImageForm):
             b.parallel([b.index(e) for e in shape], body, ["n", *"dhw"[-(len(order) - 2) :], "c"])
         whole = Kernel(f"{self.kernel.name}.rows", Stage.LOOP, (memory, rows), Block((), tuple(b.ops)), facts=self.kernel.facts, span=self.kernel.span)
         return collapse(whole)
+
+    def _apart(self, b: Builder, number: Value) -> tuple[Value, Value]:
+        """The place of a window's row that one of its channels belongs to, and which of that place's it is. They fit 32 bits, where division is cheap."""
+        place = b.cast(b.op("floordiv", b.cast(number, u32), b.cast(b.index(self.unit), u32)), i64)
+        return place, b.sub(number, b.mul(place, b.index(self.unit)))
 
     def copy_weights(self, weights: Value) -> Kernel:
         found = self.found
@@ -211,9 +234,7 @@ class RowForm(ImageForm):
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
             filter_, *taps, number = indices
-            # Channels of a window's row fit 32 bits, where division is cheap.
-            place = inner.cast(inner.op("floordiv", inner.cast(number, u32), inner.cast(inner.index(self.unit), u32)), i64)
-            channel = inner.sub(number, inner.mul(place, inner.index(self.unit)))
+            place, channel = self._apart(inner, number)
             local = dict(mapping) | {found.indices[self.filters]: filter_, found.k[position]: place, found.k[self.channel]: channel}
             local |= dict(zip((found.k[p] for p in self.taps), taps, strict=True))
             inside = [inner.op("lt", channel, inner.index(self.channels))] if self.unit != self.channels else []

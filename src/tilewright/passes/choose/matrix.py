@@ -201,6 +201,7 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
+            candidates += [shared for s in candidates if s.a_copy == "im2col" for shared in _sharing_sums(s, shape, target)]
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
             both = [(s, replace(s, pdl=s.a_copy != "im2col")) for s in candidates]
@@ -330,14 +331,14 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
 def _rows_time(schedule: Wgmma, shape: ProductShape, target: Target, found: Contraction, apart: int, depth: int) -> float:
     """Microseconds of a convolution by rows of windows, of `depth` channels each, that lie `apart` elements from one another. Sums are whole steps."""
     costs, area = target.costs.wgmma, schedule.m * schedule.n
-    rounds, steps = -(-_tiles(schedule, shape) // target.multiprocessors), shape.k // STEP
+    rounds, steps = -(-_tiles(schedule, shape) * schedule.cluster_k // target.multiprocessors), -(-shape.k // (STEP * schedule.cluster_k))
     rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, 1), costs.other_tiles) if schedule.n % 64 == 0 else _rate_between(schedule, costs)
     lines = 1.0 if apart % STEP == 0 else costs.straddling[int(apart % 16 != 0)]
     feed = (schedule.m * lines + schedule.n) * ROW_BYTES / costs.rows[0] * (costs.rows_in_turns if schedule.pingpong else 1.0)
     whole = -(-depth // STEP) * STEP
-    outside = shape.k // whole * schedule.m * (whole - depth) * found.a.dtype.itemsize / costs.rows[1]
+    outside = shape.k // whole * schedule.m * (whole - depth) * found.a.dtype.itemsize / costs.rows[1] / schedule.cluster_k
     main = rounds * (steps * max(2 * area * STEP / (costs.rate * rate) + costs.pixels, feed) + outside)
-    return costs.start + main + _finishing(schedule, finishing_work(found), rounds, costs)
+    return costs.start + main + _finishing(schedule, finishing_work(found), rounds, costs) + _exchange(schedule, costs)
 
 
 _IMAGE_TILES = (
@@ -909,6 +910,23 @@ def _in_clusters(schedule: Wgmma, shape: ProductShape, target: Target) -> list[W
     return [s for s in found if _tiles(s, shape) * s.cluster_k <= most[s.cluster_k] and s.stages >= 4]
 
 
+def _sharing_sums(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
+    """The same for few results of a convolution whose sums are long: blocks of a cluster share the sum of each tile, which nobody computes in turns then."""
+    groups = schedule.m // 64 if schedule.pingpong else schedule.math_warpgroups
+    alone = replace(schedule, pingpong=False, mma_in_flight=0, math_warpgroups=groups)
+    if schedule.split_k > 1 or schedule.cluster_k > 1 or _tiles(alone, shape) > target.multiprocessors // 2:
+        return []
+    leaving = 0 if schedule.store == "direct" else groups * max(9 * 1024, schedule.epilogue_stages * 64 * ROW_BYTES)
+    listed: list[Wgmma] = []
+    for blocks in (2, 4, 8):
+        room = target.max_shared - 4096 - leaving - 4 * (blocks - 1) * schedule.m * schedule.n
+        stages = min(schedule.stages, room // ((schedule.m + schedule.n) * ROW_BYTES))
+        most = target.costs.wgmma.clusters[blocks] * target.multiprocessors
+        if stages >= FEWEST and shape.k >= 512 * blocks and _tiles(alone, shape) * blocks <= most:
+            listed.append(replace(alone, cluster_k=blocks, stages=stages))
+    return listed
+
+
 def _tiles(schedule: Wgmma, shape: ProductShape) -> int:
     m, n = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
     return shape.batch * -(-m // schedule.m) * -(-n // (schedule.n * schedule.cluster)) * schedule.cluster
@@ -967,11 +985,15 @@ def cost(
         again = 2.0 if is_deep(shape.m, shape.n, shape.k) else 2.5
         if feed > 0.9 * compute and (uneven or blocks * rows * k * size > again * read):
             total += launch.scattered * max(main, traffic)
-    if schedule.cluster_k > 1:
-        total += (schedule.cluster_k - 1) * (costs.exchange + 4 * area / costs.box)
+    total += _exchange(schedule, costs)
     if schedule.split_k > 1:
         total += launch.second + 2 * 4 * schedule.split_k * shape.batch * shape.m * shape.n / (1.5 * costs.stream)
     return total
+
+
+def _exchange(schedule: Wgmma, costs: WgmmaCosts) -> float:
+    """Microseconds until the sums of a cluster's blocks are at the one that finishes their tile."""
+    return (schedule.cluster_k - 1) * (costs.exchange + 4 * schedule.m * schedule.n / costs.box)
 
 
 def _finishing(schedule: Wgmma, work: EpilogueWork, rounds: int, costs: WgmmaCosts) -> float:

@@ -30,6 +30,7 @@ from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.program.to_channels_last import upwards
+from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.windows.split_images import ImageForm, image_and_weights
@@ -70,12 +71,19 @@ def window_rows(program: Program, plans: Plans) -> tuple[Program, Plans]:
         given = names | {array: array.name for array in (rows, weights, seen)}
         if not ready:
             calls.append(KernelCall(form.copy_image(rows), (names[form.memory], rows.name), call.loops))
-            schedules.append(None)
+            schedules.append(None if form.whole else _gathering(calls[-1].kernel))
         copied = {one: copy for one, copy in (copied | ({} if call.loops else {key: rows})).items() if one[0] not in written}
         for kernel in (form.copy_weights(weights), form.convolution(seen, weights)):
             calls.append(KernelCall(kernel, tuple(given[p] for p in kernel.params), call.loops))
         schedules += [None, schedule]
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+def _gathering(copy: Kernel) -> Schedule:
+    """Lanes lie along the channels of a window's row, in pairs, so that loads of single elements come from few lines; a thread has the same channels of several windows."""
+    (nest,) = (op for op in copy.body.ops if op.opcode == "parallel")
+    last = len(nest.operands) - 1
+    return Schedule((1,) * (last - 1) + (32, STEP), vector=2, vector_index=last, threads=256)
 
 
 def _written(call: KernelCall) -> set[str]:

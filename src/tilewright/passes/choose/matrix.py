@@ -24,6 +24,7 @@ from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, ROW_BY
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
+from tilewright.passes.choose.image_tiles import by_rows, fitted, is_crowded, sharing_sums, turned_out
 from tilewright.passes.choose.mma import (
     SHORT_TERMS,
     SHORT_WORD,
@@ -189,19 +190,19 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             shape = shape_of(lying, hints)
             tiles = _wgmma(lying, shape, target)
             if ways[0] == "im2col":
-                tiles += [_by_rows(s, target) for s in _fitted(shape.n, lying.a.dtype.itemsize, target)]
+                tiles += [by_rows(s, target) for s in fitted(shape.n, lying.a.dtype.itemsize, target)]
             if ways[1] == "im2col":
                 # Pixels are rows of a tile, though results lie side by side along them.
                 known = {(s.m, s.n) for s in tiles if s.swap_ab}
                 tiles += [replace(s, swap_ab=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
-                tiles += _fitted(shape.m, lying.a.dtype.itemsize, target)
+                tiles += fitted(shape.m, lying.a.dtype.itemsize, target)
                 reads = any(op.opcode == "load" for op in lying.parallel.regions[0].ops)
                 if lying.a.dtype.itemsize == 2 and "phase" not in kernel.attrs and not reads:
-                    tiles += [_turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0 and not _is_crowded(s)]
+                    tiles += [turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0 and not is_crowded(s)]
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
-            candidates += [shared for s in candidates if s.a_copy == "im2col" for shared in _sharing_sums(s, shape, target)]
+            candidates += [shared for s in candidates if s.a_copy == "im2col" for shared in sharing_sums(s, _tiles(s, shape), shape.k, target)]
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
             both = [(s, replace(s, pdl=s.a_copy != "im2col")) for s in candidates]
@@ -819,35 +820,6 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
     return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
 
 
-def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
-    """Tiles for a convolution whose results have few channels, which are columns of a tile: as many as there are, or a part of them."""
-    parts = max(1, -(-channels // 256))
-    found: list[Wgmma] = []
-    for n in dict.fromkeys(-(-channels // p // 8) * 8 for p in (parts, parts + 1)):
-        for m, groups, pingpong in ((128, 2, False), (128, 2, True), (192, 3, False)):
-            tile = Wgmma(m, n, 128 // size, math_warpgroups=groups, pingpong=pingpong, mma_in_flight=int(pingpong), swap_ab=True, store="direct")
-            if n % 64 and n > 32 and (n <= 192 or groups < 3):
-                found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
-    return found
-
-
-def _by_rows(schedule: Wgmma, target: Target) -> Wgmma:
-    """The same for results with channels last: pixels are rows of results, too, which leave by way of shared memory; with as many stages as are left room."""
-    room = target.max_shared - 2048 - schedule.math_warpgroups * 64 * ROW_BYTES
-    return replace(schedule, swap_ab=False, store="tma", stages=min(schedule.stages, room // ((schedule.m + schedule.n) * ROW_BYTES)))
-
-
-def _is_crowded(schedule: Wgmma) -> bool:
-    """Whether threads of groups that take turns have no registers left to turn their results with."""
-    return schedule.pingpong and schedule.rows * schedule.n > 96 * WARPGROUP
-
-
-def _turned_out(schedule: Wgmma, target: Target) -> Wgmma:
-    """With results that are turned in shared memory on their way to rows of an image, and as many stages as are left room."""
-    room = target.max_shared - 2048 - schedule.math_warpgroups * 9 * 1024
-    return replace(schedule, store="turned", stages=min(schedule.stages, room // ((schedule.m + schedule.n) * ROW_BYTES)))
-
-
 def _fitted_rows(few: int, target: Target) -> list[Wgmma]:
     """Tiles for a product of few rows and many columns, exchanged: all rows are columns of a tile, so that the long factor is read once. Pieces of 16 columns are
     turned on their way out."""
@@ -908,23 +880,6 @@ def _in_clusters(schedule: Wgmma, shape: ProductShape, target: Target) -> list[W
     found = [_deep(replace(schedule, cluster_k=blocks), target) for blocks in (2, 4, 8) if shape.k >= 512 * blocks]
     most = {s.cluster_k: target.costs.wgmma.clusters[s.cluster_k] * target.multiprocessors for s in found}
     return [s for s in found if _tiles(s, shape) * s.cluster_k <= most[s.cluster_k] and s.stages >= 4]
-
-
-def _sharing_sums(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
-    """The same for few results of a convolution whose sums are long: blocks of a cluster share the sum of each tile, which nobody computes in turns then."""
-    groups = schedule.m // 64 if schedule.pingpong else schedule.math_warpgroups
-    alone = replace(schedule, pingpong=False, mma_in_flight=0, math_warpgroups=groups)
-    if schedule.split_k > 1 or schedule.cluster_k > 1 or _tiles(alone, shape) > target.multiprocessors // 2:
-        return []
-    leaving = 0 if schedule.store == "direct" else groups * max(9 * 1024, schedule.epilogue_stages * 64 * ROW_BYTES)
-    listed: list[Wgmma] = []
-    for blocks in (2, 4, 8):
-        room = target.max_shared - 4096 - leaving - 4 * (blocks - 1) * schedule.m * schedule.n
-        stages = min(schedule.stages, room // ((schedule.m + schedule.n) * ROW_BYTES))
-        most = target.costs.wgmma.clusters[blocks] * target.multiprocessors
-        if stages >= FEWEST and shape.k >= 512 * blocks and _tiles(alone, shape) * blocks <= most:
-            listed.append(replace(alone, cluster_k=blocks, stages=stages))
-    return listed
 
 
 def _tiles(schedule: Wgmma, shape: ProductShape) -> int:

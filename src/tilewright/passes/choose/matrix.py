@@ -305,7 +305,7 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
     ranked: Ranked = []
     for way in WAYS:
         form = row_form(kernel, way)
-        if form is None or _number(form.channels, hints) >= MANY_CHANNELS:
+        if form is None or _number(form.channels, hints) >= MANY_CHANNELS or (way == "image_gather" and row_form(kernel, "gather") is not None):
             continue
         depth, taps = _number(form.depth, hints), _number(form.taps_along(form.axis), hints)
         steps = -(-depth // STEP)
@@ -319,6 +319,9 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
         assert isinstance(rows.type, Tensor) and form.image.tensor is not None
         elements = sum(_number(product(shape), hints) for shape in (rows.type.shape, form.image.tensor.shape))
         moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / (target.costs.wgmma.turn if WAYS[way] else target.costs.wgmma.gather)
+        if way == "image_gather":
+            assert form.image.tensor is not None
+            moved += target.costs.launch.second + 2 * _number(product(form.image.tensor.shape), hints) * rows.type.dtype.itemsize / target.costs.wgmma.turn
         # Phases of a transposed convolution would share an image that is turned, but have rows of their own.
         moved *= 2 if "phase" in kernel.attrs else 1
         apart = _number(form.pitch(rows.type.shape[-1]), hints)

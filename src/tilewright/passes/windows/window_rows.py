@@ -29,15 +29,15 @@ from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.loop.collapse import collapse
-from tilewright.passes.program.to_channels_last import upwards
+from tilewright.passes.program.to_channels_last import turned_kernel, turns_of, upwards
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.windows.split_images import ImageForm, image_and_weights
 
-WAYS = {"rows": 16, "rows32": 32, "gather": 0}
+WAYS = {"rows": 16, "rows32": 32, "gather": 0, "image_gather": 0}
 """Values of a schedule's `to_channels_last`, and of how many bytes a pixel's channels are whole multiples: pixels that begin at whole 32 bytes are read faster, from more memory. 0: pixels
-are copied for every window, as many channels as there are."""
+are copied for every window, as many channels as there are, from an image whose channels lie last, or that `to_channels_last` has turned before."""
 ROWS, STEP = 8, 64
 """Rows of weights are whole multiples of so many, as columns of tiles are, and their channels are whole steps: the copy engine takes longer for what lies outside an array."""
 
@@ -101,6 +101,10 @@ def rows_kernel(kernel: Kernel, way: str) -> Kernel:
 
 def row_form(kernel: Kernel, way: str = "rows") -> RowForm | None:
     """The convolution that a kernel is, where rows of its windows can be neighbours in memory; else None."""
+    if way == "image_gather":
+        if "image" not in turns_of(kernel):
+            return None
+        kernel = turned_kernel(kernel, "image")
     kernel = upwards(kernel)
     found = find_contraction(kernel)
     if found is None or found.batch or found.a.dtype is not found.b.dtype or found.a.dtype.itemsize != 2:

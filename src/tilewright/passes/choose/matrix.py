@@ -24,7 +24,6 @@ from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, ROW_BY
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
-from tilewright.passes.choose.image_tiles import by_rows, fitted, is_crowded, sharing_sums, turned_out
 from tilewright.passes.choose.mma import (
     SHORT_TERMS,
     SHORT_WORD,
@@ -50,6 +49,7 @@ from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.skipped_steps import steps_left
 from tilewright.passes.triangles.symmetry import is_symmetric
+from tilewright.passes.windows.image_tiles import by_rows, fitted, is_crowded, sharing_sums, turned_out
 from tilewright.passes.windows.split_images import ImageForm, image_form
 from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
 from tilewright.passes.windows.window_rows import STEP, WAYS, row_form, rows_kernel

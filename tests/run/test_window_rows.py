@@ -92,6 +92,26 @@ def test_rows_of_windows_are_gathered(one: tuple[int, ...], other: tuple[int, ..
             np.testing.assert_array_equal(found, want, err_msg=name)
 
 
+@pytest.mark.parametrize("folded", [0, 1])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("one", "other", "stride", "padding", "dilation"),
+    [((2, 21, 9, 11), (40, 21, 3, 3), (1, 1), (2, 1), 2), ((1, 5, 12, 7), (9, 5, 5, 3), (2, 2), (4, 1), 1), ((2, 3, 31, 9), (17, 3, 7, 2), (2, 1), (3, 0), 2)],
+    ids=["places apart", "steps", "few channels"],
+)
+def test_either_axis_is_gathered(one: tuple[int, ...], other: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int], dilation: int, last: bool, folded: int) -> None:
+    """Images with channels first are turned before."""
+    x, w = numbers(bf16, one, other)
+    want = convolved(x, w, stride, padding, dilation).astype(bf16.numpy)
+    kernel, schedule = convolutions.conv2d(stride, padding, dilation, False), f"family=wgmma m=64 n=64 k=64 stages=2 swap_ab=1 store=turned to_channels_last=image_gather folded={folded}"
+    if last:
+        x, w, want = (np.ascontiguousarray(a.transpose(0, 2, 3, 1)) for a in (x, w, want))
+        kernel, schedule = convolutions.conv2d_last(stride, padding, dilation), f"family=wgmma m=64 n=40 k=64 stages=2 to_channels_last=gather folded={folded}"
+    stages = again(kernel, schedule=schedule).stages(x, w, target="sm_90a").stages
+    for stage in (stages.tile, stages.thread):
+        np.testing.assert_array_equal(next(iter(run_program(stage, {"x": x, "w": w}).values())), want)
+
+
 def test_what_is_no_number_is_gathered_for_its_windows_alone() -> None:
     """Behind the channels of a gathered row lies what nobody wrote."""
     x, w = (np.abs(a.astype(np.float32)) + 1 for a in numbers(bf16, (2, 6, 9, 19), (7, 3, 3, 19)))

@@ -52,7 +52,7 @@ from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.image_tiles import by_rows, fitted, is_crowded, sharing_sums, turned_out
 from tilewright.passes.windows.split_images import ImageForm, image_form
 from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
-from tilewright.passes.windows.window_rows import STEP, WAYS, row_form, rows_kernel
+from tilewright.passes.windows.window_rows import STEP, WAYS, row_forms, rows_kernel
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
@@ -303,10 +303,9 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
 def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
     """Schedules for a convolution of few channels that counts the row of a window as channels, where sums have fewer steps than with a pixel's channels alone."""
     ranked: Ranked = []
-    for way in WAYS:
-        form = row_form(kernel, way)
-        if form is None or _number(form.channels, hints) >= MANY_CHANNELS or (way == "image_gather" and row_form(kernel, "gather") is not None):
-            continue
+    for way, folded, form in row_forms(kernel):
+        if _number(form.channels, hints) >= MANY_CHANNELS:
+            return []
         depth, taps = _number(form.depth, hints), _number(form.taps_along(form.axis), hints)
         steps = -(-depth // STEP)
         if not steps or steps > FEWER_STEPS * taps * -(-_number(form.channels, hints) // STEP):
@@ -328,7 +327,7 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
         shape = shape_of(found, hints)
         shape = replace(shape, k=shape.k // max(1, depth) * steps * STEP)
         own = [s for _, s in _by_warp_groups(main, found, target, hints, len(found.k) - 1) if s.a_copy == "im2col" and s.split_k == 1 and _is_roomy(s, found)]
-        ranked += [(_rows_time(s, shape, target, found, apart, depth) + moved, replace(s, to_channels_last=way)) for s in own]
+        ranked += [(_rows_time(s, shape, target, found, apart, depth) + moved, replace(s, to_channels_last=way, folded=folded)) for s in own]
     return ranked
 
 
@@ -537,7 +536,7 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
             "bf16_terms=6 is for products of f32 with the default precision, which have no family=wgmma without it",
         )  # fmt: skip
-    alike = [s for s in listed if s.to_channels_last == asked.to_channels_last and not s.tf32_terms]
+    alike = [s for s in listed if (s.to_channels_last, s.folded) == (asked.to_channels_last, asked.folded) and not s.tf32_terms]
     if not alike:
         raise UserError.at(
             "TW020", f"schedule '{text}': {kernel.name} has no images to bring to channels last that way", kernel.span,
@@ -554,7 +553,7 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
         other = next(s for s in alike if s.a_copy != "rs")
         like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
     schedule = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
-    contraction = find_contraction(_copied(kernel, schedule.to_channels_last))
+    contraction = find_contraction(_copied(kernel, schedule.to_channels_last, schedule.folded))
     assert contraction is not None
     lying = contraction.apart() if schedule.apart else contraction
     ways = [schedule.b_copy, schedule.a_copy] if schedule.swap_ab else [schedule.a_copy, schedule.b_copy]
@@ -565,10 +564,10 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
     return schedule
 
 
-def _copied(kernel: Kernel, way: str) -> Kernel:
+def _copied(kernel: Kernel, way: str, folded: int) -> Kernel:
     """The kernel as it is once images have been copied that way."""
     if way in WAYS:
-        return rows_kernel(kernel, way)
+        return rows_kernel(kernel, way, folded)
     return turned_kernel(kernel, way) if way else kernel
 
 

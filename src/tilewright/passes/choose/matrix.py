@@ -49,7 +49,7 @@ from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.skipped_steps import steps_left
 from tilewright.passes.triangles.symmetry import is_symmetric
-from tilewright.passes.windows.image_tiles import by_rows, fitted, is_crowded, sharing_sums, turned_out
+from tilewright.passes.windows.image_tiles import by_rows, fitted, is_crowded, sharing_sums, streaming, turned_out
 from tilewright.passes.windows.split_images import ImageForm, image_form
 from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
 from tilewright.passes.windows.window_rows import STEP, WAYS, row_forms, rows_kernel
@@ -82,6 +82,16 @@ class ProductShape:
     m: int
     n: int
     k: int
+
+
+@record
+class PixelReads:
+    """How a convolution reads pixels."""
+
+    taps: int = 1
+    """Places of a window: as often a pixel is read."""
+    empty: int = 0
+    """Terms of a sum that are zeros, which fill up the channels of all places to whole steps."""
 
 
 def shape_of(found: Contraction, hints: Mapping[str, int]) -> ProductShape:
@@ -202,19 +212,29 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
-            candidates += [shared for s in candidates if s.a_copy == "im2col" for shared in sharing_sums(s, _tiles(s, shape), shape.k, target)]
+            pixels = [(s, _tiles(s, shape)) for s in candidates if s.a_copy == "im2col"]
+            candidates += [shared for s, count in pixels for shared in (*sharing_sums(s, count, shape.k, target), *streaming(s, count, target))]
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
             both = [(s, replace(s, pdl=s.a_copy != "im2col")) for s in candidates]
+            pixel = PixelReads()
             if inner >= 0:
                 # Steps are whole for every place of the window.
                 channels = _number(lying.reduce_extents[inner], hints)
                 step = 128 // lying.a.dtype.itemsize
-                shape = replace(shape, k=shape.k // max(1, channels) * -(-channels // step) * step)
+                taps = shape.k // max(1, channels)
+                pixel = PixelReads(max(1, taps), taps * (-channels % step))
+                shape = replace(shape, k=shape.k + pixel.empty)
             candidates = [min(pair, key=lambda s: cost(s, shape, target, lying, raw)) for pair in both]
             candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
-            return [(cost(s, shape, target, lying, raw), s) for s in candidates]
+            return [(cost(s, shape, target, lying, raw, pixel=pixel), s) for s in candidates]
     return []
+
+
+def _rounds(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
+    """How many tiles, or as many steps, multiprocessors have one after another."""
+    blocks = _tiles(schedule, shape) * schedule.split_k * schedule.cluster_k
+    return blocks / target.multiprocessors if schedule.stream_k else -(-blocks // target.multiprocessors)
 
 
 def _triangular(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
@@ -334,14 +354,14 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
 def _rows_time(schedule: Wgmma, shape: ProductShape, target: Target, found: Contraction, apart: int, depth: int) -> float:
     """Microseconds of a convolution by rows of windows, of `depth` channels each, that lie `apart` elements from one another. Sums are whole steps."""
     costs, area = target.costs.wgmma, schedule.m * schedule.n
-    rounds, steps = -(-_tiles(schedule, shape) * schedule.cluster_k // target.multiprocessors), -(-shape.k // (STEP * schedule.cluster_k))
+    rounds, steps = _rounds(schedule, shape, target), -(-shape.k // (STEP * schedule.cluster_k))
     rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, 1), costs.other_tiles) if schedule.n % 64 == 0 else _rate_between(schedule, costs)
     lines = 1.0 if apart % STEP == 0 else costs.straddling[int(apart % 16 != 0)]
     feed = (schedule.m * lines + schedule.n) * ROW_BYTES / costs.rows[0] * (costs.rows_in_turns if schedule.pingpong else 1.0)
     whole = -(-depth // STEP) * STEP
     outside = shape.k // whole * schedule.m * (whole - depth) * found.a.dtype.itemsize / costs.rows[1] / schedule.cluster_k
     main = rounds * (steps * max(2 * area * STEP / (costs.rate * rate) + costs.pixels, feed) + outside)
-    return costs.start + main + _finishing(schedule, finishing_work(found), rounds, costs) + _exchange(schedule, costs)
+    return costs.start + main + _finishing(schedule, finishing_work(found), ceil(rounds), costs) + _exchange(schedule, shape, target)
 
 
 _IMAGE_TILES = (
@@ -890,9 +910,16 @@ def _tiles(schedule: Wgmma, shape: ProductShape) -> int:
 
 
 def cost(
-    schedule: Wgmma, shape: ProductShape, target: Target, found: Contraction, raw: Raws = (None, None), work: EpilogueWork | None = None
+    schedule: Wgmma,
+    shape: ProductShape,
+    target: Target,
+    found: Contraction,
+    raw: Raws = (None, None),
+    work: EpilogueWork | None = None,
+    pixel: PixelReads | None = None,
 ) -> float:
-    """Estimated microseconds. `raw`: what the factors are computed from; `work`: what happens to the sums, where that is not the kernel's."""
+    """Estimated microseconds. `raw`: what the factors are computed from; `work`: what happens to the sums, where that is not the kernel's; `pixel`: how pixels are
+    read, where they are."""
     size = found.a.dtype.itemsize
     costs, launch = target.costs.wgmma, target.costs.launch
     rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, schedule.cluster), costs.other_tiles)
@@ -901,7 +928,7 @@ def cost(
     cut = schedule.split_k * schedule.cluster_k
     k = -(-shape.k // cut)
     blocks = _tiles(schedule, shape) * cut
-    rounds = -(-blocks // target.multiprocessors)
+    rounds = _rounds(schedule, shape, target)
     area = schedule.m * schedule.n
     ragged = not schedule.bf16_terms and _is_ragged(found, shape)  # rows of terms are whole lines
     # Blocks of a cluster share a's rows.
@@ -911,6 +938,9 @@ def cost(
     down, across = (side + (outside - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
     rows = down / schedule.cluster + across
     feed = rows * k * size / (costs.feed_ragged if ragged else costs.feed)
+    pixels = pixel if pixel is not None and schedule.a_copy == "im2col" else None
+    if pixels is not None and pixels.empty:
+        feed = rows * k * size / costs.feed_pixels[0]
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
     compute = 2 * area * k * size / 2 / (costs.rate * rate)
     sizes = [size, size]
@@ -922,11 +952,16 @@ def cost(
     if schedule.a_copy == "im2col":
         compute += -(-k // schedule.k) * costs.pixels
     main = rounds * max(compute, feed)
+    if pixels is not None:
+        # Filling with zeros delays what follows.
+        main += rounds * pixels.empty / cut * (schedule.m + schedule.n) * size / costs.feed_pixels[1]
     if schedule.split_k == 1:
-        main += _finishing(schedule, work or finishing_work(found), rounds, costs)
+        main += _finishing(schedule, work or finishing_work(found), ceil(rounds), costs)
     else:
         main += 2 * 64 * area / costs.rate * (1 if schedule.pingpong else rounds)
-    read = shape.batch * shape.k * (shape.m * sizes[0] + shape.n * sizes[1])
+    again = [1, 1] if pixels is None else [1, pixels.taps] if schedule.swap_ab else [pixels.taps, 1]
+    # A pixel comes from memory once, and from the cache for all other windows it is in.
+    read = shape.batch * shape.k * (shape.m * sizes[0] / again[0] + shape.n * sizes[1] / again[1])
     traffic = max(read / costs.stream, read / (max(1, min(blocks, target.multiprocessors)) * costs.arrive))
     # Reading hides computing only so far.
     total = costs.start + max(main, traffic) + 0.25 * min(main, traffic)
@@ -939,17 +974,20 @@ def cost(
         total -= launch.saved_early
         filled = blocks / target.multiprocessors
         uneven = 0.5 < filled < 0.95 or 1 < filled < 1.9
-        again = 2.0 if is_deep(shape.m, shape.n, shape.k) else 2.5
-        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > again * read):
+        often = 2.0 if is_deep(shape.m, shape.n, shape.k) else 2.5
+        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > often * read):
             total += launch.scattered * max(main, traffic)
-    total += _exchange(schedule, costs)
+    total += _exchange(schedule, shape, target)
     if schedule.split_k > 1:
         total += launch.second + 2 * 4 * schedule.split_k * shape.batch * shape.m * shape.n / (1.5 * costs.stream)
     return total
 
 
-def _exchange(schedule: Wgmma, costs: WgmmaCosts) -> float:
-    """Microseconds until the sums of a cluster's blocks are at the one that finishes their tile."""
+def _exchange(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
+    """Microseconds until the sums of blocks that share a tile are at the one that finishes it."""
+    costs = target.costs.wgmma
+    if schedule.stream_k:
+        return costs.streamed[0] + costs.streamed[1] * (1 + ceil(target.multiprocessors / max(1, _tiles(schedule, shape))))
     return (schedule.cluster_k - 1) * (costs.exchange + 4 * schedule.m * schedule.n / costs.box)
 
 

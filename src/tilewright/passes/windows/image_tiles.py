@@ -11,6 +11,8 @@ from tilewright.base.target import Target
 from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.passes.schedules.matrix import WARPGROUP, Wgmma
 
+UNEVEN_ROUNDS = 1.15
+"""How many times as long as they had to multiprocessors must take for tiles, the last of which some of them have not, that it is worth sharing all steps instead."""
 FEWEST_STAGES = 4
 """Stages that hide the way of operands from memory."""
 
@@ -44,8 +46,18 @@ def turned_out(schedule: Wgmma, target: Target) -> Wgmma:
     return replace(schedule, store="turned", stages=min(schedule.stages, room // ((schedule.m + schedule.n) * ROW_BYTES)))
 
 
+def streaming(schedule: Wgmma, tiles: int, target: Target) -> list[Wgmma]:
+    """The same with an equal stretch of all steps of all tiles for every multiprocessor, where whole tiles would leave many without work."""
+    rounds = tiles / target.multiprocessors
+    groups = schedule.m // 64 if schedule.pingpong else schedule.math_warpgroups
+    if schedule.split_k > 1 or schedule.cluster_k > 1 or -(-tiles // target.multiprocessors) < UNEVEN_ROUNDS * rounds:
+        return []
+    return [replace(schedule, pingpong=False, mma_in_flight=0, math_warpgroups=groups, stream_k=True, persistent=True)]
+
+
 def sharing_sums(schedule: Wgmma, tiles: int, terms: int, target: Target) -> list[Wgmma]:
-    """The same for few results of a convolution whose sums are long: blocks of a cluster share the sum of each tile, which nobody computes in turns then. `tiles` are those of all results, `terms` those of a sum."""
+    """The same for few results of a convolution whose sums are long: blocks of a cluster share the sum of each tile, which nobody computes in turns then. `tiles` are
+    those of all results, `terms` those of a sum."""
     groups = schedule.m // 64 if schedule.pingpong else schedule.math_warpgroups
     alone = replace(schedule, pingpong=False, mma_in_flight=0, math_warpgroups=groups)
     if schedule.split_k > 1 or schedule.cluster_k > 1 or tiles > target.multiprocessors // 2:

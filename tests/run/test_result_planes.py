@@ -25,6 +25,7 @@ SCHEDULES = {
     "three groups": "family=wgmma m=192 n=88 k=64 stages=2 math_warpgroups=3",
     "whole pieces": "family=wgmma m=64 n=128 k=64 stages=2",
     "shared sums": "family=wgmma m=128 n=72 k=64 stages=3 math_warpgroups=2 cluster_k=2",
+    "shared steps": "family=wgmma m=128 n=72 k=64 stages=3 math_warpgroups=2 stream_k=1",
 }
 
 
@@ -100,9 +101,10 @@ def test_tiles_fit_the_filters() -> None:
 
 
 def test_few_results_with_long_sums_share_them() -> None:
-    x, w = np.empty((3, 163, 40, 34), bf16.numpy), np.empty((128, 163, 7, 7), bf16.numpy)
-    (chosen,) = followed(convolutions.conv2d((2, 2), (0, 3), 1, False), (x, w))
-    assert chosen.cluster_k > 1 and not chosen.pingpong
+    """Blocks of a cluster where sums are short, all blocks where they are long."""
+    for image, filters, chosen_by in (((3, 163, 40, 34), (128, 163, 7, 7), "cluster_k"), ((5, 263, 62, 34), (205, 263, 11, 11), "stream_k")):
+        (chosen,) = followed(convolutions.conv2d((2, 2), (0, 3), 1, False), (np.empty(image, bf16.numpy), np.empty(filters, bf16.numpy)))
+        assert getattr(chosen, chosen_by) > (chosen_by == "cluster_k") and not chosen.pingpong, image
 
 
 # -- windows of one place -------------------------------------------------------------------------------------------

@@ -560,7 +560,7 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
     if not alike:
         raise UserError.at(
             "TW020", f"schedule '{text}': {kernel.name} has no images to bring to channels last that way", kernel.span,
-            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both, =rows for one of few channels",
+            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both, =rows and =gather for one of few channels",
         )  # fmt: skip
     computed = asked.a_copy == "rs"
     like = next((s for s in alike if s.swap_ab == asked.swap_ab and (s.a_copy == "rs") == computed), None)

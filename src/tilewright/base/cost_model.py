@@ -77,7 +77,7 @@ class WgmmaCosts:
     """Bytes moved for each byte that is packed first, about: of rows, and of places of windows."""
     turn: float = 2.8e6
     """Bytes that a copy from channels first to channels last reads and writes."""
-    gather: float = 1.1e6
+    gather: float = 1.0e6
     """The same of a copy that puts the places of each window's row beside one another, which it tells apart by division."""
     parts: tuple[float, float, float] = (3.4e6, 2.4e6, 1.2e6)
     """Bytes that copies of images to parts of tf32 read and write: as they are, with places of a window beside channels, which are told apart by division, and with places that are neighbours

@@ -940,7 +940,8 @@ def cost(
     feed = rows * k * size / (costs.feed_ragged if ragged else costs.feed)
     pixels = pixel if pixel is not None and schedule.a_copy == "im2col" else None
     if pixels is not None and pixels.empty:
-        feed = rows * k * size / costs.feed_pixels[0]
+        empty = pixels.empty / cut
+        feed = rows * size * ((k - empty) / costs.feed_pixels[0] + empty / costs.feed_pixels[1])
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
     compute = 2 * area * k * size / 2 / (costs.rate * rate)
     sizes = [size, size]
@@ -952,9 +953,6 @@ def cost(
     if schedule.a_copy == "im2col":
         compute += -(-k // schedule.k) * costs.pixels
     main = rounds * max(compute, feed)
-    if pixels is not None:
-        # Filling with zeros delays what follows.
-        main += rounds * pixels.empty / cut * (schedule.m + schedule.n) * size / costs.feed_pixels[1]
     if schedule.split_k == 1:
         main += _finishing(schedule, work or finishing_work(found), ceil(rounds), costs)
     else:

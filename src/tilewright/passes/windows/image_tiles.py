@@ -24,7 +24,8 @@ def fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
     for n in dict.fromkeys(-(-channels // p // 8) * 8 for p in (parts, parts + 1)):
         for m, groups, pingpong in ((128, 2, False), (128, 2, True), (192, 3, False)):
             tile = Wgmma(m, n, 128 // size, math_warpgroups=groups, pingpong=pingpong, mma_in_flight=int(pingpong), swap_ab=True, store="direct")
-            if n % 64 and n > 32 and (n <= 192 or groups < 3):
+            # Few columns wait for pixels: of those there are as many as can be.
+            if n % 64 and (n > 32 or groups > 2) and (n <= 192 or groups < 3):
                 found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
     return found
 

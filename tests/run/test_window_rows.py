@@ -70,6 +70,65 @@ def test_channels_that_lie_last() -> None:
         np.testing.assert_array_equal(found, want, err_msg=name)
 
 
+GATHERED = ("family=wgmma m=64 n=64 k=64 stages=2 to_channels_last=gather", "family=wgmma m=128 n=40 k=64 stages=3 math_warpgroups=2 pingpong=1 mma_in_flight=1 to_channels_last=gather")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "stride", "padding", "dilation"),
+    [
+        ((2, 9, 11, 21), (40, 3, 3, 21), (1, 1), (2, 1), 2),
+        ((1, 7, 12, 5), (9, 3, 5, 5), (2, 2), (1, 4), 1),
+        ((2, 5, 31, 3), (17, 1, 7, 3), (1, 2), (0, 3), 2),
+        ((1, 1, 1, 12), (8, 3, 3, 12), (1, 1), (1, 1), 1),
+        ((1, 4, 70, 31), (70, 2, 4, 31), (1, 3), (0, 0), 2),
+    ],
+    ids=["places apart", "steps", "a row of three channels", "single pixels", "two steps"],
+)
+def test_rows_of_windows_are_gathered(one: tuple[int, ...], other: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int], dilation: int) -> None:
+    x, w = numbers(bf16, one, other)
+    want = convolved(x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2), stride, padding, dilation).transpose(0, 2, 3, 1).astype(bf16.numpy)
+    for schedule in GATHERED:
+        for name, found in computed(convolutions.conv2d_last(stride, padding, dilation), schedule, x, w).items():
+            np.testing.assert_array_equal(found, want, err_msg=name)
+
+
+@pytest.mark.parametrize("folded", [0, 1])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("one", "other", "stride", "padding", "dilation"),
+    [((2, 21, 9, 11), (40, 21, 3, 3), (1, 1), (2, 1), 2), ((1, 5, 12, 7), (9, 5, 5, 3), (2, 2), (4, 1), 1), ((2, 3, 31, 9), (17, 3, 7, 2), (2, 1), (3, 0), 2)],
+    ids=["places apart", "steps", "few channels"],
+)
+def test_either_axis_is_gathered(one: tuple[int, ...], other: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int], dilation: int, last: bool, folded: int) -> None:
+    """Images with channels first are turned before."""
+    x, w = numbers(bf16, one, other)
+    want = convolved(x, w, stride, padding, dilation).astype(bf16.numpy)
+    kernel, schedule = convolutions.conv2d(stride, padding, dilation, False), f"family=wgmma m=64 n=64 k=64 stages=2 swap_ab=1 store=turned to_channels_last=image_gather folded={folded}"
+    if last:
+        x, w, want = (np.ascontiguousarray(a.transpose(0, 2, 3, 1)) for a in (x, w, want))
+        kernel, schedule = convolutions.conv2d_last(stride, padding, dilation), f"family=wgmma m=64 n=40 k=64 stages=2 to_channels_last=gather folded={folded}"
+    stages = again(kernel, schedule=schedule).stages(x, w, target="sm_90a").stages
+    for stage in (stages.tile, stages.thread):
+        np.testing.assert_array_equal(next(iter(run_program(stage, {"x": x, "w": w}).values())), want)
+
+
+def test_what_is_no_number_is_gathered_for_its_windows_alone() -> None:
+    """Behind the channels of a gathered row lies what nobody wrote."""
+    x, w = (np.abs(a.astype(np.float32)) + 1 for a in numbers(bf16, (2, 6, 9, 19), (7, 3, 3, 19)))
+    for place in ((0, 0, 0, 0), (0, 2, 8, 18), (1, 5, 4, 3)):
+        x[place] = np.nan
+    given = x.astype(bf16.numpy), w.astype(bf16.numpy)
+    want = np.isnan(convolved(*(a.transpose(0, 3, 1, 2) for a in given), (1, 1), (2, 2), 2)).transpose(0, 2, 3, 1)
+    for name, found in computed(convolutions.conv2d_last((1, 1), (2, 2), 2), GATHERED[0], *given).items():
+        np.testing.assert_array_equal(np.isnan(found.astype(np.float64)), want, err_msg=name)
+
+
+def test_places_that_lie_apart_are_gathered() -> None:
+    x, w = np.empty((32, 132, 132, 21), bf16.numpy), np.empty((191, 3, 3, 21), bf16.numpy)
+    (chosen,) = followed(convolutions.conv2d_last((1, 1), (2, 1), 2), (x, w))
+    assert chosen.to_channels_last == "gather"
+
+
 def test_views() -> None:
     x, w = numbers(bf16, (2, 12, 5, 7), (9, 12, 3, 3))
     want = convolved(x, w, (1, 1), (1, 1), 1).astype(bf16.numpy)

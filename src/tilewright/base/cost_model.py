@@ -58,6 +58,10 @@ class WgmmaCosts:
     memory."""
     pixels: float = 0.13
     """What a step takes besides multiplying whose rows are the pixels of a convolution."""
+    feed_pixels: tuple[float, float] = (70e3, 60e3)
+    """Bytes that reach one multiprocessor as pixels whose channels are no whole lines of the cache, and bytes that lie outside of these."""
+    streamed: tuple[float, float] = (9.0, 2.6)
+    """What blocks take besides their steps that share all steps of all tiles: until flags are cleared and the last sums are there, and for each part of a tile."""
     rows: tuple[float, float] = (77e3, 44e3)
     """Bytes that reach one multiprocessor as rows of windows of few channels, and bytes that lie outside of these."""
     straddling: tuple[float, float] = (1.25, 2.0)
@@ -73,6 +77,8 @@ class WgmmaCosts:
     """Bytes moved for each byte that is packed first, about: of rows, and of places of windows."""
     turn: float = 2.8e6
     """Bytes that a copy from channels first to channels last reads and writes."""
+    gather: float = 1.0e6
+    """The same of a copy that puts the places of each window's row beside one another, which it tells apart by division."""
     parts: tuple[float, float, float] = (3.4e6, 2.4e6, 1.2e6)
     """Bytes that copies of images to parts of tf32 read and write: as they are, with places of a window beside channels, which are told apart by division, and with places that are neighbours
     in memory."""
@@ -477,8 +483,8 @@ def derived(multiprocessors: int, bandwidth: float, half: float, f32: float) -> 
     plain = f32 / H200_F32 * share if f32 else 1.0
     known = H200.wgmma
     wgmma = replace(
-        known, rate=known.rate * matrix * share, feed=known.feed * memory * share, feed_ragged=known.feed_ragged * memory * share,
-        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, parts=(known.parts[0] * memory, known.parts[1] * memory, known.parts[2] * memory), rows=(known.rows[0] * memory * share, known.rows[1] * memory * share), box=known.box * memory * share,
+        known, rate=known.rate * matrix * share, feed=known.feed * memory * share, feed_ragged=known.feed_ragged * memory * share, feed_pixels=(known.feed_pixels[0] * memory * share, known.feed_pixels[1] * memory * share),
+        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, gather=known.gather * memory, parts=(known.parts[0] * memory, known.parts[1] * memory, known.parts[2] * memory), rows=(known.rows[0] * memory * share, known.rows[1] * memory * share), box=known.box * memory * share,
         finish=known.finish / plain, finish_hidden=known.finish_hidden / plain, read=known.read / (memory * share),
         read_hidden=known.read_hidden / (memory * share), scatter=known.scatter / (memory * share),
         scatter_hidden=known.scatter_hidden / (memory * share), turned=known.turned / (memory * share), turned_hidden=known.turned_hidden / (memory * share),

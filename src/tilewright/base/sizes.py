@@ -325,6 +325,19 @@ def without_clamp(size: Size) -> Size:
     return size
 
 
+def times_at_least(size: Size, step: int) -> Size:
+    """No more than a size times a negative number: `2 * floordiv(a, 2)` is at most `a`."""
+    total = ZERO
+    for monomial, factor in size.terms:
+        atom = monomial[0] if len(monomial) == 1 else None
+        divisor = atom.b.constant if isinstance(atom, SizeCall) and atom.op == "floordiv" else None
+        if isinstance(atom, SizeCall) and divisor and divisor > 0 and factor > 0 and (factor * step) % divisor == 0:
+            total = total + atom.a * (factor * step // divisor)
+        else:
+            total = total + Size(((monomial, factor * step),))
+    return total
+
+
 def add_numbers(values: dict[str, int], numbers: Mapping[str, object], computed: Iterable[tuple[str, Size]]) -> None:
     """Give the whole numbers of a call, and the sizes computed from them, their values."""
     values.update({number_name(name): value for name, value in numbers.items() if isinstance(value, int) and not isinstance(value, bool)})

@@ -97,6 +97,10 @@ JOIN_GUARDS = Pass(
     "join_guards", "loop", "loop", late("windows.join_guards", "join_guards"),
     "Sums of sums under conditions become one sum under one condition, whose tests are bounds of the indices of loads.", needs="reduce",
 )  # fmt: skip
+SINGLE_PLACES = Pass(
+    "single_places", "loop", "loop", late("windows.single_places", "single_places"),
+    "GPU: sums over windows of a single place become plain sums over channels.", gpu=True, needs="reduce",
+)  # fmt: skip
 SQUARE_TRIANGLES = Pass(
     "square_triangles", "program", "program", late("windows.square_triangles", "square_triangles"),
     "Products of which a triangle counts become contractions that skip tiles outside of it; results that are no number are added up again, term by term.", needs="reduce",
@@ -675,6 +679,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),
+        Step(SINGLE_PLACES, "After join_guards: a condition has all tests of a sum."),
         Step(SQUARE_RESULTS, "Before square_triangles, which sees the sums of all results."),
         Step(SQUARE_TRIANGLES, "Beside join_guards: the condition it writes is one."),
         Step(MULTIPLY_TAPS, "After join_guards, as split_phases, which takes what it leaves."),
@@ -706,8 +711,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(GATHER_PHASES, "Before images are copied: kernels of phases still stand one after another."),
         Step(SPLIT_IMAGES, "Beside to_channels_last: what it makes has channels last, and nothing is left to pack."),
-        Step(WINDOW_ROWS, "As split_images."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
+        Step(WINDOW_ROWS, "After to_channels_last, which turns images whose windows are gathered."),
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
         Step(SPLIT_ATTENTION, "Before widen_operands: the first of its kernels is attention itself, of parts of the keys."),
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),

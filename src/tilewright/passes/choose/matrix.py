@@ -50,10 +50,11 @@ from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.skipped_steps import steps_left
 from tilewright.passes.triangles.symmetry import is_symmetric
 from tilewright.passes.windows.image_forms import UNIT, ImageForm, image_form
+from tilewright.passes.windows.image_tiles import by_rows, fitted, is_crowded, sharing_sums, streaming, turned_out
 from tilewright.passes.windows.row_parts import parts_form
-from tilewright.passes.windows.row_windows import WAYS
+from tilewright.passes.windows.row_windows import OVERLAPPING
 from tilewright.passes.windows.sum_ranges import is_half, result_bounds, sum_bounds
-from tilewright.passes.windows.window_rows import STEP, row_form, rows_kernel
+from tilewright.passes.windows.window_rows import STEP, WAYS, row_forms, rows_kernel
 
 SHORT_SUM, FEW_CHANNELS = 32, 8
 """A summed index shorter than this is not worth steps of its own; channels of pixels that the copy engine brings are, from the second on."""
@@ -83,6 +84,16 @@ class ProductShape:
     m: int
     n: int
     k: int
+
+
+@record
+class PixelReads:
+    """How a convolution reads pixels."""
+
+    taps: int = 1
+    """Places of a window: as often a pixel is read."""
+    empty: int = 0
+    """Terms of a sum that are zeros, which fill up the channels of all places to whole steps."""
 
 
 def shape_of(found: Contraction, hints: Mapping[str, int]) -> ProductShape:
@@ -190,29 +201,42 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
         if all(ways) and ways.count("im2col") < 2:
             shape = shape_of(lying, hints)
             tiles = _wgmma(lying, shape, target)
+            if ways[0] == "im2col":
+                tiles += [by_rows(s, target) for s in fitted(shape.n, lying.a.dtype.itemsize, target)]
             if ways[1] == "im2col":
                 # Pixels are rows of a tile, though results lie side by side along them.
                 known = {(s.m, s.n) for s in tiles if s.swap_ab}
                 tiles += [replace(s, swap_ab=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
-                tiles += _fitted(shape.m, lying.a.dtype.itemsize, target)
+                tiles += fitted(shape.m, lying.a.dtype.itemsize, target)
                 reads = any(op.opcode == "load" for op in lying.parallel.regions[0].ops)
                 if lying.a.dtype.itemsize == 2 and "phase" not in kernel.attrs and not reads:
-                    tiles += [_turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0 and not _is_crowded(s)]
+                    tiles += [turned_out(s, target) for s in tiles if s.swap_ab and s.store == "direct" and s.n % 16 == 0 and not is_crowded(s)]
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
+            pixels = [(s, _tiles(s, shape)) for s in candidates if s.a_copy == "im2col"]
+            candidates += [shared for s, count in pixels for shared in (*sharing_sums(s, count, shape.k, target), *streaming(s, count, target))]
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
             both = [(s, replace(s, pdl=s.a_copy != "im2col")) for s in candidates]
+            pixel = PixelReads()
             if inner >= 0:
                 # Steps are whole for every place of the window.
                 channels = _number(lying.reduce_extents[inner], hints)
                 step = 128 // lying.a.dtype.itemsize
-                shape = replace(shape, k=shape.k // max(1, channels) * -(-channels // step) * step)
+                taps = shape.k // max(1, channels)
+                pixel = PixelReads(max(1, taps), taps * (-channels % step))
+                shape = replace(shape, k=shape.k + pixel.empty)
             candidates = [min(pair, key=lambda s: cost(s, shape, target, lying, raw)) for pair in both]
             candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
-            return [(cost(s, shape, target, lying, raw), s) for s in candidates]
+            return [(cost(s, shape, target, lying, raw, pixel=pixel), s) for s in candidates]
     return []
+
+
+def _rounds(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
+    """How many tiles, or as many steps, multiprocessors have one after another."""
+    blocks = _tiles(schedule, shape) * schedule.split_k * schedule.cluster_k
+    return blocks / target.multiprocessors if schedule.stream_k else -(-blocks // target.multiprocessors)
 
 
 def _triangular(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
@@ -311,9 +335,8 @@ def _turns_time(turns: Sequence[Turn], target: Target, hints: Mapping[str, int])
 def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
     """Schedules for a convolution of few channels that counts the row of a window as channels, where sums have fewer steps than with a pixel's channels alone."""
     ranked: Ranked = []
-    for way in WAYS:
-        form = row_form(kernel, way)
-        if form is None or _number(form.channels, hints) >= MANY_CHANNELS:
+    for way, folded, form in row_forms(kernel):
+        if _number(form.channels, hints) >= MANY_CHANNELS:
             return []
         depth, taps = _number(form.depth, hints), _number(form.taps_along(form.axis), hints)
         steps = -(-depth // STEP)
@@ -326,28 +349,31 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
             continue
         assert isinstance(rows.type, Tensor) and form.image.tensor is not None
         elements = sum(_number(product(shape), hints) for shape in (rows.type.shape, form.image.tensor.shape))
-        moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / target.costs.wgmma.turn
+        moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / (target.costs.wgmma.turn if WAYS[way] else target.costs.wgmma.gather)
+        if way == "image_gather":
+            assert form.image.tensor is not None
+            moved += target.costs.launch.second + 2 * _number(product(form.image.tensor.shape), hints) * rows.type.dtype.itemsize / target.costs.wgmma.turn
         # Phases of a transposed convolution would share an image that is turned, but have rows of their own. Such a copy takes twice the time of one that turns: 32 µs instead of 16 for 18 MB.
         moved *= 2 if "phase" in kernel.attrs else 1
-        apart = _number(form.unit, hints) * form.apart
+        apart = _number(form.pitch(rows.type.shape[-1]), hints)
         shape = shape_of(found, hints)
         shape = replace(shape, k=shape.k // max(1, depth) * steps * STEP)
         own = [s for _, s in _by_warp_groups(main, found, target, hints, len(found.k) - 1) if s.a_copy == "im2col" and s.split_k == 1 and _is_roomy(s, found)]
-        ranked += [(_rows_time(s, shape, target, found, apart, depth) + moved, replace(s, to_channels_last=way)) for s in own]
+        ranked += [(_rows_time(s, shape, target, found, apart, depth) + moved, replace(s, to_channels_last=way, folded=folded)) for s in own]
     return ranked
 
 
 def _rows_time(schedule: Wgmma, shape: ProductShape, target: Target, found: Contraction, apart: int, depth: int) -> float:
     """Microseconds of a convolution by rows of windows, of `depth` channels each, that lie `apart` elements from one another. Sums are whole steps."""
     costs, area = target.costs.wgmma, schedule.m * schedule.n
-    rounds, steps = -(-_tiles(schedule, shape) // target.multiprocessors), shape.k // STEP
+    rounds, steps = _rounds(schedule, shape, target), -(-shape.k // (STEP * schedule.cluster_k))
     rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, 1), costs.other_tiles) if schedule.n % 64 == 0 else _rate_between(schedule, costs)
     lines = 1.0 if apart % STEP == 0 else costs.straddling[int(apart % 16 != 0)]
     feed = (schedule.m * lines + schedule.n) * ROW_BYTES / costs.rows[0] * (costs.rows_in_turns if schedule.pingpong else 1.0)
     whole = -(-depth // STEP) * STEP
-    outside = shape.k // whole * schedule.m * (whole - depth) * found.a.dtype.itemsize / costs.rows[1]
+    outside = shape.k // whole * schedule.m * (whole - depth) * found.a.dtype.itemsize / costs.rows[1] / schedule.cluster_k
     main = rounds * (steps * max(2 * area * STEP / (costs.rate * rate) + costs.pixels, feed) + outside)
-    return costs.start + main + _finishing(schedule, finishing_work(found), rounds, costs)
+    return costs.start + main + _finishing(schedule, finishing_work(found), ceil(rounds), costs) + _exchange(schedule, shape, target)
 
 
 _IMAGE_TILES = {(128, 2): (120, (128, 96, 64, 32)), (192, 3): (80, (128, 64)), (256, 2): (56, (64, 32))}
@@ -371,7 +397,7 @@ def image_schedules(kernel: Kernel, whole: Contraction, target: Target, hints: M
     terms = 4 if sizes.k < SHORT_TERMS else 3
     ranked: Ranked = []
     few = bool(_number(whole_form.channels, hints) % IMAGE_STEP)
-    for folded, way in [*((folded, "") for folded in _foldings(whole_form, hints)), *((0, way) for way in WAYS if few)]:
+    for folded, way in [*((folded, "") for folded in _foldings(whole_form, hints)), *((0, way) for way in OVERLAPPING if few)]:
         form = parts_form(kernel, folded, way, whole)
         if form is not None:
             ranked += _image_ranked(form, terms, folded, way, target, hints)
@@ -553,11 +579,11 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
             "bf16_terms=6 is for products of f32 with the default precision, which have no family=wgmma without it",
         )  # fmt: skip
-    alike = [s for s in listed if s.to_channels_last == asked.to_channels_last and not s.tf32_terms]
+    alike = [s for s in listed if (s.to_channels_last, s.folded) == (asked.to_channels_last, asked.folded) and not s.tf32_terms]
     if not alike:
         raise UserError.at(
             "TW020", f"schedule '{text}': {kernel.name} has no images to bring to channels last that way", kernel.span,
-            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both, =rows for one of few channels",
+            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both, =rows and =gather for one of few channels",
         )  # fmt: skip
     computed = asked.a_copy == "rs"
     like = next((s for s in alike if s.swap_ab == asked.swap_ab and (s.a_copy == "rs") == computed), None)
@@ -570,7 +596,7 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
         other = next(s for s in alike if s.a_copy != "rs")
         like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
     schedule = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
-    contraction = find_contraction(_copied(kernel, schedule.to_channels_last))
+    contraction = find_contraction(_copied(kernel, schedule.to_channels_last, schedule.folded))
     assert contraction is not None
     lying = contraction.apart() if schedule.apart else contraction
     ways = [schedule.b_copy, schedule.a_copy] if schedule.swap_ab else [schedule.a_copy, schedule.b_copy]
@@ -581,10 +607,10 @@ def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel, 
     return schedule
 
 
-def _copied(kernel: Kernel, way: str) -> Kernel:
+def _copied(kernel: Kernel, way: str, folded: int) -> Kernel:
     """The kernel as it is once images have been copied that way."""
     if way in WAYS:
-        return rows_kernel(kernel, way)
+        return rows_kernel(kernel, way, folded)
     return turned_kernel(kernel, way) if way else kernel
 
 
@@ -842,29 +868,6 @@ def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmm
     return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
 
 
-def _fitted(channels: int, size: int, target: Target) -> list[Wgmma]:
-    """Tiles for a convolution whose results have few channels, which are columns of a tile: as many as there are, or a part of them."""
-    parts = max(1, -(-channels // 256))
-    found: list[Wgmma] = []
-    for n in dict.fromkeys(-(-channels // p // 8) * 8 for p in (parts, parts + 1)):
-        for m, groups, pingpong in ((128, 2, False), (128, 2, True), (192, 3, False)):
-            tile = Wgmma(m, n, 128 // size, math_warpgroups=groups, pingpong=pingpong, mma_in_flight=int(pingpong), swap_ab=True, store="direct")
-            if n % 64 and n > 32 and (n <= 192 or groups < 3):
-                found.append(replace(tile, stages=min(8, (target.max_shared - 4096) // ((m + n) * 128))))
-    return found
-
-
-def _is_crowded(schedule: Wgmma) -> bool:
-    """Whether threads of groups that take turns have no registers left to turn their results with."""
-    return schedule.pingpong and schedule.rows * schedule.n > 96 * WARPGROUP
-
-
-def _turned_out(schedule: Wgmma, target: Target) -> Wgmma:
-    """With results that are turned in shared memory on their way to rows of an image, and as many stages as are left room."""
-    room = target.max_shared - 2048 - schedule.math_warpgroups * 9 * 1024
-    return replace(schedule, store="turned", stages=min(schedule.stages, room // ((schedule.m + schedule.n) * ROW_BYTES)))
-
-
 def _fitted_rows(few: int, target: Target) -> list[Wgmma]:
     """Tiles for a product of few rows and many columns, exchanged: all rows are columns of a tile, so that the long factor is read once. Pieces of 16 columns are
     turned on their way out."""
@@ -933,9 +936,16 @@ def _tiles(schedule: Wgmma, shape: ProductShape) -> int:
 
 
 def cost(
-    schedule: Wgmma, shape: ProductShape, target: Target, found: Contraction, raw: Raws = (None, None), work: EpilogueWork | None = None
+    schedule: Wgmma,
+    shape: ProductShape,
+    target: Target,
+    found: Contraction,
+    raw: Raws = (None, None),
+    work: EpilogueWork | None = None,
+    pixel: PixelReads | None = None,
 ) -> float:
-    """Estimated microseconds. `raw`: what the factors are computed from; `work`: what happens to the sums, where that is not the kernel's."""
+    """Estimated microseconds. `raw`: what the factors are computed from; `work`: what happens to the sums, where that is not the kernel's; `pixel`: how pixels are
+    read, where they are."""
     size = found.a.dtype.itemsize
     costs, launch = target.costs.wgmma, target.costs.launch
     rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, schedule.cluster), costs.other_tiles)
@@ -944,7 +954,7 @@ def cost(
     cut = schedule.split_k * schedule.cluster_k
     k = -(-shape.k // cut)
     blocks = _tiles(schedule, shape) * cut
-    rounds = -(-blocks // target.multiprocessors)
+    rounds = _rounds(schedule, shape, target)
     area = schedule.m * schedule.n
     ragged = not schedule.bf16_terms and _is_ragged(found, shape)  # rows of terms are whole lines
     # Blocks of a cluster share a's rows.
@@ -954,6 +964,10 @@ def cost(
     down, across = (side + (outside - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
     rows = down / schedule.cluster + across
     feed = rows * k * size / (costs.feed_ragged if ragged else costs.feed)
+    pixels = pixel if pixel is not None and schedule.a_copy == "im2col" else None
+    if pixels is not None and pixels.empty:
+        empty = pixels.empty / cut
+        feed = rows * size * ((k - empty) / costs.feed_pixels[0] + empty / costs.feed_pixels[1])
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
     compute = 2 * area * k * size / 2 / (costs.rate * rate)
     sizes = [size, size]
@@ -966,10 +980,12 @@ def cost(
         compute += -(-k // schedule.k) * costs.pixels
     main = rounds * max(compute, feed)
     if schedule.split_k == 1:
-        main += _finishing(schedule, work or finishing_work(found), rounds, costs)
+        main += _finishing(schedule, work or finishing_work(found), ceil(rounds), costs)
     else:
         main += 2 * 64 * area / costs.rate * (1 if schedule.pingpong else rounds)
-    read = shape.batch * shape.k * (shape.m * sizes[0] + shape.n * sizes[1])
+    again = [1, 1] if pixels is None else [1, pixels.taps] if schedule.swap_ab else [pixels.taps, 1]
+    # A pixel comes from memory once, and from the cache for all other windows it is in.
+    read = shape.batch * shape.k * (shape.m * sizes[0] / again[0] + shape.n * sizes[1] / again[1])
     traffic = max(read / costs.stream, read / (max(1, min(blocks, target.multiprocessors)) * costs.arrive))
     # Reading hides computing only so far.
     total = costs.start + max(main, traffic) + 0.25 * min(main, traffic)
@@ -982,14 +998,21 @@ def cost(
         total -= launch.saved_early
         filled = blocks / target.multiprocessors
         uneven = 0.5 < filled < 0.95 or 1 < filled < 1.9
-        again = 2.0 if is_deep(shape.m, shape.n, shape.k) else 2.5
-        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > again * read):
+        often = 2.0 if is_deep(shape.m, shape.n, shape.k) else 2.5
+        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > often * read):
             total += launch.scattered * max(main, traffic)
-    if schedule.cluster_k > 1:
-        total += (schedule.cluster_k - 1) * (costs.exchange + 4 * area / costs.box)
+    total += _exchange(schedule, shape, target)
     if schedule.split_k > 1:
         total += launch.second + 2 * 4 * schedule.split_k * shape.batch * shape.m * shape.n / (1.5 * costs.stream)
     return total
+
+
+def _exchange(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
+    """Microseconds until the sums of blocks that share a tile are at the one that finishes it."""
+    costs = target.costs.wgmma
+    if schedule.stream_k:
+        return costs.streamed[0] + costs.streamed[1] * (1 + ceil(target.multiprocessors / max(1, _tiles(schedule, shape))))
+    return (schedule.cluster_k - 1) * (costs.exchange + 4 * schedule.m * schedule.n / costs.box)
 
 
 def _finishing(schedule: Wgmma, work: EpilogueWork, rounds: int, costs: WgmmaCosts) -> float:

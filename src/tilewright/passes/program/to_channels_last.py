@@ -2,7 +2,7 @@
 
 In: a program and the schedules of its contractions. Where one says `turn = image`, the convolution's input is first copied to scratch
 [n, h, w, c], which the copy engine reads as pixels; where it says `turn = result`, results are written to scratch [n, h, w, k], and a kernel
-after the contraction puts them where they belong; `turn = both` does both. Out: the program with the kernels that copy; the contraction's
+after the contraction puts them where they belong; `turn = both` does both. `image_gather` turns the input, whose windows are then gathered (`window_rows`). Out: the program with the kernels that copy; the contraction's
 schedule is meant for what it reads and writes now. Each copy reads and writes an array once; windows packed as a matrix have every pixel as
 often as the convolution's kernel has places.
 
@@ -60,13 +60,13 @@ def to_channels_last(program: Program, plans: Plans) -> tuple[Program, Plans]:
     """Images that were copied, by array and order of axes: several kernels read the same copy until somebody writes the array."""
     for call, schedule in zip(program.calls, plans, strict=True):
         written = _written(call)
-        if not isinstance(schedule, Wgmma) or schedule.to_channels_last not in ("image", "result", "both"):
+        if not isinstance(schedule, Wgmma) or schedule.to_channels_last not in ("image", "result", "both", "image_gather"):
             calls.append(call)
             schedules.append(schedule)
             turned = {key: copy for key, copy in turned.items() if key[0] not in written}
             continue
         call = replace(call, kernel=upwards(call.kernel))
-        turns = turns_of(call.kernel).get(schedule.to_channels_last)
+        turns = turns_of(call.kernel).get(schedule.to_channels_last.partition("_")[0])
         if turns is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} has no images to turn", call.kernel.span)
         names = dict(zip(call.kernel.params, call.args, strict=True))
@@ -87,6 +87,8 @@ def to_channels_last(program: Program, plans: Plans) -> tuple[Program, Plans]:
             (before if is_load else after).append(KernelCall(kernel, (names[turn.memory], copy.name), call.loops))
             assert isinstance(copy.type, Tensor)
             scratch.append(ProgramArray(copy.name, copy.type, "scratch"))
+        if schedule.to_channels_last == "image_gather":
+            schedule = replace(schedule, to_channels_last="gather")
         calls += [*before, KernelCall(main, tuple(given[p] for p in main.params), call.loops), *after]
         schedules += [*(None for _ in before), schedule, *(None for _ in after)]
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)

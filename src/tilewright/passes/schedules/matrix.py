@@ -168,7 +168,8 @@ class Wgmma(GpuProduct):
     """How results leave: through shared memory by the copy engine (`tma`), turned there and stored along rows of an image (`turned`), or from registers (`direct`)."""
     to_channels_last: str = ""
     """What is copied so that channels lie last: a convolution's input before it (`image`), its results after it (`result`), or `both`; `rows`, `rows32`: its input, such that
-    the row of a window counts as channels (`passes/windows/window_rows.py`)."""
+    the row of a window counts as channels (`passes/windows/window_rows.py`); `gather`: the same with places beside one another that lie apart, `image_gather`: from an image
+    with channels first."""
     pixels: int = 0
     """With `gather`: scratch has all channels of a place side by side, and a block that gathers turns so many columns of results (`passes/windows/pixel_phases.py`); 0: scratch lies as
     results do."""
@@ -180,7 +181,7 @@ class Wgmma(GpuProduct):
     """Products of the two parts of each factor of f32, which copies make first (`passes/windows/split_images.py`): 3, or 4 with that of the small parts;
     0: factors are multiplied as they are."""
     folded: int = 0
-    """Axes of a convolution's image, a bit for each, whose places of the window lie beside the channels in such copies: few channels fill no step."""
+    """Axes of a convolution's image, a bit for each, whose places of the window lie beside the channels in such copies: few channels fill no step. With `gather` one axis; 0: the last."""
     bf16_terms: int = 0
     """Products of bf16 that one of f32 is: factors are written to scratch as three terms first (`passes/terms/split_terms.py`). 0: factors as they are."""
     chunk: int = 0

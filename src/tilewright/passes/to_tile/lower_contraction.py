@@ -30,11 +30,11 @@ from tilewright.base.sizes import (
     ONE,
     ZERO,
     Size,
-    SizeCall,
     ceildiv,
     contiguous_strides,
     floordiv,
     minimum,
+    times_at_least,
     without_clamp,
 )
 from tilewright.base.sizes import product as size_product
@@ -42,7 +42,7 @@ from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
-from tilewright.ir.types import INDEX
+from tilewright.ir.types import INDEX, Tensor
 from tilewright.ir.types import tensor as tensor_of
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 from tilewright.passes.schedules.loops import Schedule
@@ -73,19 +73,6 @@ def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> K
 def skips_steps(schedule: GpuProduct) -> bool:
     """Whether blocks skip the steps of a sum that guards leave empty for all of a tile."""
     return schedule.skips if isinstance(schedule, Wgmma) else isinstance(schedule, WarpProduct) and schedule.split_k == 1
-
-
-def _least(last: Size, step: int) -> Size:
-    """No more than `last` times a negative step: `2 * floordiv(a, 2)` is at most `a`."""
-    total = ZERO
-    for monomial, factor in last.terms:
-        atom = monomial[0] if len(monomial) == 1 else None
-        divisor = atom.b.constant if isinstance(atom, SizeCall) and atom.op == "floordiv" else None
-        if isinstance(atom, SizeCall) and divisor and divisor > 0 and factor > 0 and (factor * step) % divisor == 0:
-            total = total + atom.a * (factor * step // divisor)
-        else:
-            total = total + Size(((monomial, factor * step),))
-    return total
 
 
 class _ContractionLowering(LoopLowering):
@@ -211,13 +198,22 @@ class _ContractionLowering(LoopLowering):
         return row, b.sub(number, before(row))
 
     def _walk(
-        self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value], short: bool = False
+        self,
+        b: Builder,
+        start: Value,
+        axis: int,
+        extent: int,
+        indices: Sequence[Value],
+        sizes: Sequence[Size],
+        env: dict[Value, Value],
+        short: bool = False,
+        numbers: Value | None = None,
     ) -> list[Condition]:
         """Bind loop indices to a tile of numbers along an axis; returns the condition that they are inside. `short`: numbers fit 32 bits, where division is cheap."""
         total = ONE
         for size in sizes:
             total = total * size
-        number = self.index_tile(b, start, axis, extent)
+        number = self.index_tile(b, start, axis, extent) if numbers is None else numbers
         inside: list[Condition] = []
         # A cluster's last tile may lie wholly outside.
         if not total.divisible_by(extent * (self.cluster if extent == self.matrix.n else 1), self.kernel.facts):
@@ -333,13 +329,71 @@ class _ContractionLowering(LoopLowering):
                 low, high, b.index(schedule.k), [zero] * schedule.horizontal, step, name="k", role="sum",
                 stages=schedule.stages, **({"skips": True} if (self.bounds or self.used) and isinstance(schedule, Wgmma) else {}),
             )  # fmt: skip
-        masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
+        rows = self.index_tile(b, row, 0, schedule.m)
+        masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env, numbers=rows)
         masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)
         numbered = self._number_rows(b, row)
         sums = {product.reduction: total for product, total in zip(self.products, totals, strict=True)}
         env.update((reduction.result, total) for reduction, total in sums.items())
         env.update((op.result, number) for op, number in numbered.items())
-        self.ops(b, [op for op in region.ops if op not in sums and op not in numbered], env, masks)
+        planes = self._planes()
+        number = Value(INDEX, "number")
+        env[number] = rows
+        env.update((flat, flat) for flat in self.flat.values())
+        self.ops(b, [self._by_row(op, planes, number) for op in region.ops if op not in sums and op not in numbered], env, masks)
+
+    def _planes(self) -> dict[Value, int]:
+        """Arrays whose places all loads and stores of results name by a tile's rows, which follow one another in memory without gaps, and the first axis of these places: such an
+        array is seen as one with a row for each of a tile's."""
+        found, planes = self.found, dict[Value, int]()
+        if len(found.m) == 1 or not isinstance(self.matrix, Wgmma):
+            return planes
+        accesses: dict[Value, list[Op]] = {}
+        others: set[Value] = set()
+        for op in walk(self.kernel.body):
+            for place, value in enumerate(op.operands):
+                if isinstance(value.type, Tensor) and (op.opcode not in ("load", "store") or place or op not in found.parallel.regions[0].ops):
+                    others.add(value)
+                elif isinstance(value.type, Tensor):
+                    accesses.setdefault(value, []).append(op)
+        for memory, ops in accesses.items():
+            first = self._first_of_rows(memory, ops[0])
+            if first is not None and memory in self.kernel.params and memory not in others and all(self._first_of_rows(memory, op) == first for op in ops):
+                planes[memory] = first
+                self._see_rows(memory, first)
+        return planes
+
+    def _first_of_rows(self, memory: Value, op: Op) -> int | None:
+        """The first of neighbouring axes that the indices of a tile's rows walk, in order and without gaps; else None."""
+        found, tensor = self.found, memory.type
+        assert isinstance(tensor, Tensor)
+        forms = [found.forms.get(v) for v in op.operands[1 : 1 + tensor.rank]]
+        indices, count = [found.indices[p] for p in found.m], len(found.m)
+        for first in range(tensor.rank - count + 1):
+            here = forms[first : first + count]
+            if not all(form is not None and form.is_just(index) for form, index in zip(here, indices, strict=True)):
+                continue
+            apart = any(form is None or set(form.values) & set(indices) for axis, form in enumerate(forms) if not first <= axis < first + count)
+            inner = range(first + 1, first + count)
+            follow = all(tensor.strides[axis - 1] == tensor.strides[axis] * tensor.shape[axis] for axis in inner)
+            whole = all(without_clamp(found.extents[p]) == without_clamp(tensor.shape[axis]) for p, axis in zip(found.m[1:], inner, strict=True))
+            return first if follow and whole and not apart else None
+        return None
+
+    def _see_rows(self, memory: Value, first: int) -> None:
+        tensor, count = memory.type, len(self.found.m)
+        assert isinstance(tensor, Tensor)
+        shape = (*tensor.shape[:first], size_product(tensor.shape[first : first + count]), *tensor.shape[first + count :])
+        strides = (*tensor.strides[:first], *tensor.strides[first + count - 1 :])
+        self.flat[memory] = Value(replace(tensor, shape=shape, strides=strides), memory.name)
+
+    def _by_row(self, op: Op, planes: Mapping[Value, int], number: Value) -> Op:
+        """A load or store of results, by the number of a tile's row."""
+        if op.opcode not in ("load", "store") or op.operands[0] not in planes:
+            return op
+        memory, *rest = op.operands
+        first = planes[memory]
+        return replace(op, operands=(self.flat[memory], *rest[:first], number, *rest[first + len(self.found.m) :]))
 
     def _number_rows(self, b: Builder, row: Value) -> dict[Op, Value]:
         """Ops that count the rows of all tiles, and the numbers of this tile's: what the copy engine writes is then a plane of its array."""
@@ -457,7 +511,7 @@ class _ContractionLowering(LoopLowering):
             if step is None or value not in extents:
                 return False
             if step < 0:
-                least = least + _least(without_clamp(extents[value]) - 1, step)
+                least = least + times_at_least(without_clamp(extents[value]) - 1, step)
         return least.constant is not None and least.constant >= 0
 
     def _is_gathered(self, factor: Factor, side: Sequence[int]) -> bool:

@@ -24,7 +24,7 @@ from tilewright.ir.nodes import Kernel, Value
 from tilewright.ir.types import tensor
 from tilewright.passes.program.to_channels_last import upwards
 from tilewright.passes.windows.image_forms import ImageForm, image_form
-from tilewright.passes.windows.row_windows import WAYS, RowWindows
+from tilewright.passes.windows.row_windows import OVERLAPPING, RowWindows
 
 STEP = 32
 """Channels of one step of the sum: rows of weights are whole steps, for the copy engine takes longer for what lies outside an array."""
@@ -32,13 +32,13 @@ STEP = 32
 
 def parts_form(kernel: Kernel, folded: int, way: str, found: Contraction | None = None) -> ImageForm | None:
     """The convolution of f32 that a kernel is, as a schedule wants its parts to lie; None where it is none that can be brought to them."""
-    if way not in WAYS:
+    if way not in OVERLAPPING:
         return image_form(kernel, found, folded)
     whole = image_form(upwards(kernel))
     if whole is None:
         return None
     axis = whole.order[-2]
-    form = RowParts(whole.kernel, whole.found, whole.image, whole.weights, whole.order, whole.channel, (axis,), WAYS[way])
+    form = RowParts(whole.kernel, whole.found, whole.image, whole.weights, whole.order, whole.channel, (axis,), OVERLAPPING[way])
     return form if axis in form.foldable and form.is_dense else None
 
 

@@ -16,8 +16,9 @@ from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tensor
 from tilewright.passes.windows.image_forms import ImageForm
 
-WAYS = {"rows": 16, "rows32": 32}
-"""Values of a schedule's `to_channels_last`, and of how many bytes a pixel's channels are whole multiples: pixels that begin at whole 32 bytes are read faster, from more memory."""
+OVERLAPPING = {"rows": 16, "rows32": 32}
+"""Values of a schedule's `to_channels_last` with which pixels overlap, and of how many bytes their channels are whole multiples: pixels that begin at whole 32 bytes are read faster,
+from more memory."""
 
 
 @record
@@ -25,7 +26,7 @@ class RowWindows(ImageForm):
     """A convolution whose windows along the last axis of the image are read as channels."""
 
     whole: int = 16
-    """Bytes of which a pixel's channels are a whole multiple."""
+    """Bytes of which a pixel's channels are a whole multiple; 0: as many as there are, and rows of windows do not overlap."""
 
     @property
     def axis(self) -> int:
@@ -40,7 +41,11 @@ class RowWindows(ImageForm):
     def is_dense(self) -> bool:
         """Whether a window has several places along the axis, and these are neighbours once places that no window reads are left out."""
         position, taps = self._taps_along(self.axis)
-        return position is not None and taps != ONE and self.gap > 0 and self.step(self.axis) % self.gap == 0
+        if position is None or taps == ONE or self.gap <= 0:
+            return False
+        if not self.whole:
+            return self.image.tensor is not None and self.image.tensor.strides[self.order[-1]] == ONE  # copies read along channels
+        return self.step(self.axis) % self.gap == 0
 
     @property
     def gap(self) -> int:
@@ -56,7 +61,7 @@ class RowWindows(ImageForm):
     @property
     def unit(self) -> Size:
         """Channels of a pixel, and zeros."""
-        return self._whole(self.channels, self.whole // self.image.dtype.itemsize)
+        return self._whole(self.channels, max(1, self.whole // self.image.dtype.itemsize))
 
     @property
     def depth(self) -> Size:
@@ -72,8 +77,14 @@ class RowWindows(ImageForm):
         assert isinstance(rows.type, Tensor)
         *outside, _, unit = rows.type.shape
         *strides, _, one = contiguous_strides(rows.type.shape)
+        if not self.whole:
+            return Value(replace(rows.type, shape=(*rows.type.shape[:-1], self.depth)), rows.name)
         shape = (*outside, self._places(self.axis), self.depth)
-        return Value(replace(rows.type, shape=shape, strides=(*strides, unit * self.apart, one)), rows.name)
+        return Value(replace(rows.type, shape=shape, strides=(*strides, self.pitch(unit), one)), rows.name)
+
+    def pitch(self, unit: Size) -> Size:
+        """Elements from one window's row to the next, in a copy whose last axis has so many."""
+        return unit * self.apart if self.whole else unit
 
     def pixel_of(self, b: Builder, axes: dict[int, Value], channel: Value) -> list[Value]:
         """Where in the image an element of the copy is, which `axes` becomes: the conditions that there is one."""

@@ -226,7 +226,7 @@ class Epilogue(ImageEpilogue):
     def _lies_along(self, op: Op) -> bool:
         tensor = op.operands[0].type
         assert isinstance(tensor, Tensor)
-        if not self._lies_in_rows(op) or tensor.rank > 5 or tensor.align < 16:
+        if not self._lies_in_rows(op) or tensor.rank > 5 or tensor.align < 16 or (self.tile.n * tensor.dtype.itemsize) % ROW_BYTES:
             return False
         if self.out_maps and (self.tile.horizontal == 1 or tensor.dtype is not self.out_dtype or self.is_across):
             return False
@@ -240,7 +240,7 @@ class Epilogue(ImageEpilogue):
         size = tensor.dtype.itemsize
         if not hasattr(value, "shape") or value.shape != (self.tile.m, self.tile.n) or tensor.dtype is bool_:
             return False
-        if size > 4 or (self.tile.n * size) % ROW_BYTES:
+        if size > 4:
             return False
         try:
             _, column_axis = self.axes(op, 0)
@@ -485,25 +485,31 @@ class Epilogue(ImageEpilogue):
         columns, size = 8 * len(self.window[1]), tensor.dtype.itemsize
         width = self._row_width(tensor, origin[column_axis], bounds[column_axis])
         across, in_chunk = columns // width, 16 // size
+        lanes = min(MMA_LANES, 1 << (across - 1).bit_length())
         first, column = b.mul(self.warp, b.index(BAND_ROWS)), b.mul(self.lane, b.index(width))
-        if across < MMA_LANES:
-            first = b.add(first, b.op("floordiv", self.lane, b.index(across)))
-            column = b.op("and", column, b.index(columns - 1))
+        if lanes < MMA_LANES:
+            first = b.add(first, b.op("floordiv", self.lane, b.index(lanes)))
+            column = b.op("and", column, b.index(lanes * width - 1))
+        ends: list[Value | None] = [None] * tensor.rank
+        if across % lanes:
+            # A tile's last columns are fewer than lanes; behind them are those of the next tile.
+            ends[column_axis] = b.add(origin[column_axis], b.index(columns))
 
         def some(inner: Builder, number: Value) -> list[Value]:
             row = inner.add(first, number)
             line, turn = inner.add(buffer, inner.mul(row, inner.index(ROW_BYTES // size))), inner.op("and", row, inner.index(7))
             for start in range(0, across, MMA_LANES):
                 along = inner.add(column, inner.index(start * width))
-                chunk = inner.op("xor", inner.op("floordiv", along, inner.index(in_chunk)), turn)
-                place = inner.add(line, inner.add(inner.mul(chunk, inner.index(in_chunk)), inner.op("and", along, inner.index(in_chunk - 1))))
+                filled = inner.op("min", along, inner.index(columns - width)) if across % lanes else along
+                chunk = inner.op("xor", inner.op("floordiv", filled, inner.index(in_chunk)), turn)
+                place = inner.add(line, inner.add(inner.mul(chunk, inner.index(in_chunk)), inner.op("and", filled, inner.index(in_chunk - 1))))
                 value = inner.op("load", self.out, place, width=width) if width > 1 else inner.op("load", self.out, place)
                 indices = list(origin)
                 indices[row_axis], indices[column_axis] = inner.add(origin[row_axis], row), inner.add(origin[column_axis], along)
-                self._store_inside(inner, op, indices, value, bounds)
+                self._store_inside(inner, op, indices, value, bounds, ends)
             return []
 
-        b.for_(b.index(0), b.index(BAND_ROWS), b.index(max(1, MMA_LANES // across)), [], some, "row", unroll=2)
+        b.for_(b.index(0), b.index(BAND_ROWS), b.index(MMA_LANES // lanes), [], some, "row", unroll=2)
         return []
 
     def _row_width(self, tensor: Tensor, column: Value, bound: Value | None) -> int:
@@ -515,8 +521,8 @@ class Epilogue(ImageEpilogue):
                 return width
         return 1
 
-    def _store_inside(self, b: Builder, op: Op, indices: Sequence[Value], value: Value, bounds: Sequence[Value | None]) -> None:
-        conditions = [b.op("lt", index, bound) for index, bound in zip(indices, bounds, strict=True) if bound is not None]
+    def _store_inside(self, b: Builder, op: Op, indices: Sequence[Value], value: Value, *limits: Sequence[Value | None]) -> None:
+        conditions = [b.op("lt", index, bound) for bounds in limits for index, bound in zip(indices, bounds, strict=True) if bound is not None]
         if not conditions:
             b.multi("store", op.operands[0], *indices, value)
             return
@@ -608,7 +614,7 @@ class Epilogue(ImageEpilogue):
             b.multi("stmatrix", self.out, place, *(b.op("to_bits", registers.cells[c]) for c in cells), trans=True)
 
     def _by_matrix(self, b: Builder, buffer: Value) -> Iterator[tuple[Value, list[Cell]]]:
-        """Two bytes an element: four 8x8 matrices at a time, each lane giving the place of one of their rows."""
+        """Two bytes an element: four 8x8 matrices at a time, or the last two, each lane giving the place of one of their rows."""
         assert self.window is not None
         row = b.add(b.mul(self.warp, b.index(16)), b.op("and", self.lane, b.index(15)))
         start = b.add(buffer, b.mul(row, b.index(64)))
@@ -617,7 +623,7 @@ class Epilogue(ImageEpilogue):
             chunk = b.op("xor", b.add(half, b.index(number)), turn)
             place = b.add(start, b.mul(chunk, b.index(8)))
             top, left = self.window[0].start, self.window[1].start + number
-            yield place, [(top, left), (top + 1, left), (top, left + 1), (top + 1, left + 1)]
+            yield place, [(top + half, column) for column in (left, left + 1) if column in self.window[1] for half in (0, 1)]
 
     def _by_pair(self, b: Builder, buffer: Value) -> Iterator[tuple[Value, Cell]]:
         """Other elements: two neighbours at a time."""

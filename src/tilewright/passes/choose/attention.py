@@ -327,7 +327,9 @@ def _cost(schedule: WgmmaAttention, batch: int, rows: int, keys: int, limited: b
     rounds = tiles / at_once if s.dynamic else -(-tiles // at_once)
     # Of rows that end where they stand half the keys count, and those that a group's rows and steps along the limit add.
     each = (keys + 64 + s.n) / 2 if limited else keys
-    rate, ends = costs.group_rates[s.math_warpgroups] * (1.1 if limited and s.math_warpgroups == 4 else 1.0), costs.group_ends[s.math_warpgroups]
+    # Of rows that are no whole tiles the longest tiles have groups without any.
+    whole = limited and s.math_warpgroups == 4 and rows % s.m == 0
+    rate, ends = costs.group_rates[s.math_warpgroups] * (1.1 if whole else 1.0), costs.group_ends[s.math_warpgroups]
     beside = min(s.blocks, -(-tiles // target.multiprocessors))
     if s.blocks > 1:
         rate, ends = costs.block_rates[min(3, max(1, beside))]

@@ -256,3 +256,63 @@ def test_pixels_that_are_rows_get_no_frame_where_none_is_outside(size: Axes) -> 
     x, w = rng.standard_normal((3, *size, 11)).astype(np.float32), rng.standard_normal((18, 11)).astype(np.float32)
     np.testing.assert_allclose(every_second_pixel(x, w), x[:, ::2, ::2].astype(np.float64) @ w.T, rtol=0, atol=1e-4)
     assert not every_second_pixel.stages(x, w, target="x86-64-avx512").stages.loop.scratch
+
+
+# -- rows of results that are shorter than a vector or two: vectors are merged of several rows, and results are written across the ends of rows -----------------
+
+
+@pytest.mark.parametrize("columns", [1, 3, 4, 5, 7, 8, 10, 15, 16, 17, 31, 33])
+@pytest.mark.parametrize(("s", "p", "d"), [((2, 2), (0, 0), 1), ((3, 3), (0, 0), 2), ((1, 2), (1, 1), 1), ((2, 3), (2, 1), 2)])
+def test_short_rows_of_any_length(columns: int, s: Axes, p: Axes, d: int) -> None:
+    kernel = plane(s, p, d)
+    for n, c, f, rows in ((3, 2, 17, 5), (1, 3, 5, 1), (7, 1, 2, 2)):
+        size = [(e - 1) * g + d * 2 + 1 - 2 * q for e, g, q in zip((rows, columns), s, p, strict=True)]
+        if min(size) > 0:
+            check(kernel, (n, c, *size), (f, c, 3, 3), s, p, (d, d))
+            check(kernel, (n, c, size[0] + s[0] - 1, size[1] + s[1] - 1), (f, c, 3, 3), s, p, (d, d))
+
+
+@pytest.mark.parametrize("columns", [4, 10, 16])
+def test_planes_and_doubles(columns: int) -> None:
+    for p in (0, 1):
+        check(space(2, p), (2, 3, 4, 7, 2 * columns), (15, 3, 1, 3, 2), (2,) * 3, (p,) * 3, (1,) * 3)
+        check(plane((2, 2), (p, p), 1), (3, 4, 9, 2 * columns), (15, 4, 3, 2), (2, 2), (p, p), (1, 1), np.float64)
+
+
+@pytest.mark.parametrize(("columns", "p"), [(5, 0), (10, 0), (20, 0), (10, 1)])
+def test_nothing_outside_is_read(columns: int, p: int) -> None:
+    rng = np.random.default_rng(columns)
+    x, w = rng.standard_normal((2, 2, 9, 2 * columns + 1)).astype(np.float32), rng.standard_normal((3, 2, 3, 3)).astype(np.float32)
+    stages = plane((2, 2), (p, p), 1).stages(x, w, target="x86-64-avx512").stages  # type: ignore[attr-defined]
+    want = exact(x, w, (2, 2), (p, p), (1, 1))
+    for stage in (stages.loop, stages.tile, stages.thread):
+        np.testing.assert_allclose(run_program(stage, {"x": x, "w": w})["out"], want, rtol=0, atol=1e-4)
+
+
+def test_numbers_that_are_none_stay_where_they_are() -> None:
+    rng = np.random.default_rng(3)
+    wide, w = rng.standard_normal((3, 2, 11, 23, 2)).astype(np.float32), rng.standard_normal((5, 2, 3, 3)).astype(np.float32)
+    wide[0, 0, 0, 0], wide[1, 1, 10, 22], wide[2, 0, 5, 9] = np.nan, np.inf, -np.inf
+    x = wide[..., 1]
+    for image in (x, np.ascontiguousarray(x), np.ascontiguousarray(x)[:, ::-1, :, ::-1]):
+        with np.errstate(invalid="ignore"):
+            want = exact(image, w, (2, 2), (0, 0), (1, 1))
+        found = plane((2, 2), (0, 0), 1)(image, w)
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(want))
+        np.testing.assert_allclose(found, want, rtol=0, atol=1e-4)
+
+
+def _program(target: str, s: int, p: int) -> Any:
+    x, w = np.zeros((3, 9, 41, 21), np.float32), np.zeros((7, 9, 3, 3), np.float32)
+    return plane((s, s), (p, p), 1).stages(x, w, target=target).stages  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("target", "s", "p", "frames"), [("x86-64-avx512", 2, 0, 0), ("x86-64-avx512", 2, 1, 1), ("x86-64-avx512", 4, 0, 1), ("aarch64-neon", 2, 0, 1)])
+def test_images_are_copied_only_where_something_is_outside(target: str, s: int, p: int, frames: int) -> None:
+    assert len(_program(target, s, p).loop.scratch) == frames
+
+
+def test_rows_of_results_are_one_axis() -> None:
+    (call,) = _program("x86-64-avx512", 2, 0).tile.calls
+    (out,) = (param for param in call.kernel.params if param.name == "out")
+    assert out.type.rank == 3

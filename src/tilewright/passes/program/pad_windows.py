@@ -30,7 +30,8 @@ from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.schedules.matrix import CpuPanels
 from tilewright.passes.schedules.plans import Plan, Plans
-from tilewright.passes.to_tile.panels.frames import frame_of
+from tilewright.passes.to_tile.panels.frames import column_step, frame_of
+from tilewright.passes.to_tile.panels.sides import order
 
 
 @record
@@ -95,9 +96,9 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
             calls.append(call)
             continue
         memory = window.load.operands[0]
-        # Where pixels are columns, products copy them by their places in the copy.
-        are_rows = target.has_lane_masks and isinstance(schedule, CpuPanels) and schedule.keep == "b"
-        if (schedule is None or are_rows) and _stays_inside(call.kernel, window):
+        # Where pixels are columns, products copy them by their places in the copy, or in the array itself where that has as few rows to be merged.
+        plain = target.has_lane_masks and isinstance(schedule, CpuPanels) and (schedule.keep == "b" or _lie_apart(call.kernel, window, target))
+        if (schedule is None or plain) and _stays_inside(call.kernel, window):
             calls.append(replace(call, kernel=_without_guard(call.kernel, window, memory)))
             continue
         if isinstance(schedule, CpuPanels) and schedule.keep == "a" and _reads_rows(call.kernel, window, target):
@@ -158,6 +159,15 @@ def _at_most(size: Size) -> Size:
         if isinstance(atom, SizeCall) and atom.op == "floordiv" and atom.b.constant and factor > 0 and factor % atom.b.constant == 0:
             total = total - Size(((monomial, factor),)) + atom.a * (factor // atom.b.constant)
     return total
+
+
+def _lie_apart(kernel: Kernel, window: _Window, target: Target) -> bool:
+    """Whether the columns of a contraction lie a few elements apart in a contiguous array: those of short rows are merged, wherever rows are."""
+    memory, found = window.load.operands[0].type, find_contraction(kernel)
+    assert isinstance(memory, Tensor)
+    if found is None or found.b.load is not window.load or found.b.value is not window.load.result or not memory.is_contiguous:
+        return False
+    return column_step(found, found.indices[order(found, found.n, [found.b], stores=True)[-1]], target) > 1
 
 
 def _joined(kernel: Kernel, window: _Window) -> _Window:

@@ -43,7 +43,7 @@ from tilewright.passes.to_tile.panels.frames import frame_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
 from tilewright.passes.to_tile.panels.shares import blocks_across, blocks_down, multiple_down
-from tilewright.passes.to_tile.panels.sides import join_columns, join_rows, join_terms
+from tilewright.passes.to_tile.panels.sides import join_columns, join_results, join_rows, join_terms
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
 FEW_PANELS, FEWEST_PANELS = 8, 1
@@ -65,6 +65,8 @@ def lower_contraction_cpu(kernel: Kernel, schedule: CpuProduct, target: Target) 
     if found is None:
         raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
     joined = join_rows(join_terms(kernel, found), found)
+    if schedule.keep == "a":
+        joined = join_results(joined, found)
     if joined is not kernel:
         kernel, found = joined, find_contraction(joined)
         assert found is not None

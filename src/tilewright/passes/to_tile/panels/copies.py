@@ -19,6 +19,7 @@ from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedules.matrix import CpuProduct
 from tilewright.passes.to_tile.lower_loops import LoopLowering
 from tilewright.passes.to_tile.panels.frames import column_step, is_inside
+from tilewright.passes.to_tile.panels.short_rows import ROWS_APART, ShortRows, merges_apart, span_of
 from tilewright.passes.to_tile.panels.sides import Side, needed_ops
 from tilewright.passes.windows.sum_ranges import sum_bounds
 
@@ -229,20 +230,21 @@ class PanelCopies(LoopLowering):
         return memory.strides[-1] == ONE and self.found.access(self.b.factor)[-1].factor(self.b.copied[-1]) != ZERO
 
     def _mask_columns(
-        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value, low: Value | None = None
     ) -> list[Value]:
         """Copy columns first..end to place `panel`, row by row of the array: what a row has of them is a vector or two, whose lanes are masked behind its end.
-        Columns behind the last are zero."""
+        Columns behind the last are zero. `low`: the first step that is copied, where it is not that of the stretch."""
         s, side, load = self.matrix, self.b, self.b.factor.load
         assert load is not None
         zero, one, lanes = b.index(0), b.index(1), b.index(self.lanes)
+        begin = zero if low is None else low
 
         def blank(inner: Builder, k: Value) -> list[Value]:
             nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, s.nr))
             return list(inner.multi("store", self.columns, panel, k, self.index_tile(inner, zero, 1, s.nr), nothing))
 
         partly = b.op("lt", b.sub(end, first), b.index(s.nr))
-        b.if_(partly, lambda inner: inner.for_(zero, count, one, [], blank, name="k"), lambda inner: [])
+        b.if_(partly, lambda inner: inner.for_(begin, count, one, [], blank, name="k"), lambda inner: [])
 
         def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
             origin, shift = self._load_indices(at, env, {}, {}), at.sub(base, first)
@@ -270,7 +272,7 @@ class PanelCopies(LoopLowering):
                     each(deep, k, {})
                     return []
 
-                inner.for_(zero, count, one, [], by_k, name="k")
+                inner.for_(begin, count, one, [], by_k, name="k")
                 return []
 
             at.for_(low, high, lanes, [], vector, name="c")
@@ -333,6 +335,44 @@ class PanelCopies(LoopLowering):
             return []
 
         b.for_(zero, count, b.index(1), [], by_k, name="k")
+        return []
+
+    def _merge_apart(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
+    ) -> list[Value]:
+        """Copy columns first..end that lie a few elements apart: merged of short rows (`short_rows.py`), but for the terms that lie at the end of the array."""
+        side, load = self.b, self.b.factor.load
+        assert load is not None
+        rows = ShortRows(
+            load.operands[0], side.copied_extents, column_step(self.found, side.copied[-1], self.target), self.lanes, self.index_tile,
+            lambda at, digits: self._load_indices(at, env, {}, dict(zip(side.copied, digits, strict=True)))[0],
+        )  # fmt: skip
+        span, outer = span_of(self.found, side, self.k_indices, self.k_extents)
+        origin = self._load_indices(b, env, {}, {})[0]
+
+        vectors = b.op("floordiv", b.add(b.sub(end, first), b.index(self.lanes - 1)), b.index(self.lanes))
+
+        def merged(at: Builder, number: int) -> list[Value]:
+            def vector(inner: Builder, place: Value, least: Value) -> list[Value]:
+                shift = inner.mul(place, inner.index(self.lanes))
+                pieces = rows.pieces(inner, inner.add(first, shift), end, number)
+                within = inner.sub(rows.steps_within(inner, pieces, span, outer), start)
+                whole = inner.op("max", inner.index(0), inner.op("min", within, count))
+                rows.merge(inner, pieces, origin, (self.places, self.columns, panel, shift), whole)
+                return [inner.op("min", least, whole)]
+
+            return list(at.for_(at.index(0), vectors, at.index(1), [count], vector, name="vector"))
+
+        def any_length(at: Builder, numbers: Sequence[int]) -> list[Value]:
+            if not numbers:
+                self._gather_columns(at, env, first, end, panel, count)
+                return [count]
+            fits = at.op("ge", at.index(side.copied_extents[-1]), at.index(-(-self.lanes // (numbers[0] - 1))))
+            return list(at.if_(fits, lambda inner: merged(inner, numbers[0]), lambda inner: any_length(inner, numbers[1:])))
+
+        (whole,) = any_length(b, ROWS_APART)
+        left = b.op("lt", whole, count)
+        b.if_(left, lambda inner: self._mask_columns(inner, env, first, end, panel, start, count, whole), lambda inner: [])
         return []
 
     # -- few rows: columns are used too seldom to be copied -----------------------------------------------------
@@ -577,6 +617,8 @@ class PanelCopies(LoopLowering):
                     )
                 )
 
+            if merges_apart(self.found, side):
+                return self._merge_apart(b, env, first, end, panel, start, count)
             side_by_side = self.found.access(side.factor)[-1].factor(side.copied[-1]) == ONE
             return any_length(b, ROWS_MERGED if side_by_side else ())
         if len(self.placed) == 1:

@@ -13,11 +13,8 @@ from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value, walk
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.to_tile.panels.sides import order
+from tilewright.passes.to_tile.panels.sides import SORTED, order
 from tilewright.passes.windows.guards import guard_tests
-
-SORTED = 3
-"""Elements from one column to the next, at most, for vectors of columns to be sorted out of whole vectors of memory."""
 
 
 def column_step(found: Contraction, column: Value, target: Target) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction
 from tilewright.base.dtypes import bool_
-from tilewright.base.sizes import ONE, ZERO, contiguous_strides, without_clamp
+from tilewright.base.sizes import ONE, ZERO, Size, contiguous_strides, product, without_clamp
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value
@@ -44,6 +44,17 @@ class PanelResults(PanelCopies):
         self.b = Side(found, found.b, order(found, found.n, [found.b], stores=True), self.k_order, gaps)
         self.k_extents = tuple(found.reduce_extents[p] for p in self.k_order)
         self.k_indices = tuple(found.k[p] for p in self.k_order)
+        self.written, self.limit = self._written()
+        """What numbers of columns are made of where results are written, and how far the innermost counts: rows that follow one another are one."""
+
+    def _written(self) -> tuple[tuple[Size, ...], Size]:
+        side, rest = self.b, self._rest()
+        # Where gaps between rows may be numbered, whether they are is a long formula, and code for both takes long to compile.
+        for first in range(len(side.indices) - 1 if side.numbered == side.extents else 0):
+            if self._are_places(rest, side.indices[first:], side.extents[first:]):
+                together = product(side.extents[first:])
+                return (*side.extents[:first], *(ONE for _ in side.extents[first:-1]), together), together
+        return side.numbered, side.limit
 
     def _keep_or_finish(
         self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], where: Value, last: Value, down: tuple[Value, Value],
@@ -63,8 +74,10 @@ class PanelResults(PanelCopies):
 
         if not self._is_short():
             return keep(b)[0]
-        digit = self._apart(b, across[0], self.b.numbered)[-1]
-        full = self._run_fits(b, digit, across[0], s.nr, across[1], self.b)
+        digit = self._apart(b, across[0], self.written)[-1]
+        full = b.op("le", b.add(across[0], b.index(s.nr)), across[1])
+        if len(self.written) > 1:
+            full = b.logical_and(full, b.op("le", b.add(digit, b.index(s.nr)), b.index(self.limit)))
         full = b.logical_and(full, b.op("le", b.add(down[0], b.index(s.mr)), down[1]))
         return b.if_(b.logical_and(last, full), finish, keep)[0]
 
@@ -77,18 +90,18 @@ class PanelResults(PanelCopies):
         rest = self._rest()
         places = {id(op) for op in rest if op.results and op.result.type == INDEX}
         return (
-            self._rows_are_places(rest)
+            self._are_places(rest, self.a.indices, self.a.extents)
             and self._writes_vectors(rest)
             and not has_functions(rest)
             and sum(op.opcode not in ("const", "yield") and id(op) not in places for op in rest) <= SHORT
         )
 
-    def _rows_are_places(self, rest: Sequence[Op]) -> bool:
-        """Whether the rest of the kernel uses the number of a row only, not the indices it is made of."""
-        rows, forms = self.a.indices, self.found.forms
+    def _are_places(self, rest: Sequence[Op], rows: Sequence[Value], extents: Sequence[Size]) -> bool:
+        """Whether the rest of the kernel uses the number of a row (or of a column) only, not the indices it is made of."""
+        forms = self.found.forms
         if len(rows) == 1:
             return True
-        steps = contiguous_strides(tuple(map(without_clamp, self.a.extents)))  # where there is a row, no extent is 0
+        steps = contiguous_strides(tuple(map(without_clamp, extents)))  # where there is a row, no extent is 0
         for op in rest:
             if op.regions:
                 return False
@@ -110,7 +123,7 @@ class PanelResults(PanelCopies):
     ) -> list[Value]:
         """The rest of the kernel on a whole tile of sums."""
         local = dict(env)
-        digit = self._bind(b, local, self.b.indices, self.b.numbered, left)
+        digit = self._bind(b, local, self.b.indices, self.written, left)
         local[self.b.indices[-1]] = self.index_tile(b, digit, 1, self.matrix.nr)
         local.update(dict.fromkeys(self.a.indices, b.index(0)))
         for number, row in enumerate(sums):
@@ -156,7 +169,7 @@ class PanelResults(PanelCopies):
 
             at.for_(at.index(0), rows, at.index(1), [], by_row, name="row")
 
-        self._segments(b, self.b.numbered, self.b.limit, across[0], end, segment)
+        self._segments(b, self.written, self.limit, across[0], end, segment)
         return []
 
     def _tiles_of(self, b: Builder, where: Value) -> dict[Op, Value]:

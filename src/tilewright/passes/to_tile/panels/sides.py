@@ -17,6 +17,8 @@ from tilewright.ir.nodes import Kernel, Op, Value, walk, watched_axes
 from tilewright.ir.rewrite import rewrite, use_counts
 from tilewright.ir.types import Tensor
 
+SORTED = 3
+"""Elements from one column to the next, at most, for vectors of columns to be sorted out of whole vectors of memory."""
 RUN, PIECE, WRITTEN = 12, 4, 12
 """Columns of a vector that crosses the end of a row; how many products copying one of them in pieces costs for a step of the sum; and how many products writing a
 result of them costs."""
@@ -69,15 +71,35 @@ def join_rows(kernel: Kernel, found: Contraction) -> Kernel:
     return kernel
 
 
+def join_results(kernel: Kernel, found: Contraction) -> Kernel:
+    """The kernel with one axis for the innermost of those that make up columns, in what it reads and writes behind its sum (`out[b, o, y, x]` is `out[b, o, yx]`):
+    vectors of results need not end with a row."""
+    columns = [found.indices[p] for p in order(found, found.n, [found.b], stores=True)]
+    for op in found.parallel.regions[0].ops:
+        if op.opcode not in ("load", "store"):
+            continue
+        memory = op.operands[0].type
+        assert isinstance(memory, Tensor)
+        bare = [found.forms[v].bare if v in found.forms else None for v in op.operands[1 : 1 + memory.rank]]
+        same = 0
+        while same < min(len(columns), memory.rank) and bare[-1 - same] is columns[-1 - same]:
+            same += 1
+        kernel = _with_one_axis(kernel, op, memory.rank - same, memory.rank - 1)
+    return kernel
+
+
 def join_columns(kernel: Kernel, found: Contraction) -> Kernel:
     """The kernel with one axis for all those of the second factor that its sum walks along, where columns lie side by side (`x[b, c, y + i, x + j]` is
-    `x[b, …]`): where a step of the sum is read is one number then."""
+    `x[b, …]`): where a step of the sum is read is one number then. Where columns lie a few elements apart, all its axes are one."""
     load, memory, forms = found.b.load, found.b.tensor, found.access(found.b)
     if load is None or memory is None or found.b.guard is not None or found.b.value is not load.result or len(found.n) == 1:
         return kernel
     moving = [axis for axis, form in enumerate(forms) if any(k in form.values for k in found.k)]
-    side_by_side = any(forms[-1].factor(found.indices[p]) == ONE for p in found.n)
-    return _with_one_axis(kernel, load, moving[0], memory.rank - 1) if len(moving) > 1 and side_by_side else kernel
+    steps = [forms[-1].factor(found.indices[p]) for p in found.n]
+    if ONE in steps:
+        return _with_one_axis(kernel, load, moving[0], memory.rank - 1) if len(moving) > 1 else kernel
+    apart = moving and any(step.constant is not None and 1 < step.constant <= SORTED for step in steps)
+    return _with_one_axis(kernel, load, 0, memory.rank - 1) if apart else kernel
 
 
 def _with_one_axis(kernel: Kernel, access: Op, first: int, last: int) -> Kernel:

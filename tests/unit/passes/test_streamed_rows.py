@@ -10,7 +10,7 @@ import pytest
 
 import tilewright as tw
 
-LENGTHS = (1, 31, 509, 515, 1021, 1025, 1531, 2047, 2051, 3333, 4099)
+LENGTHS = (1, 31, 515, 1025, 2051, 3333, 4099, 6147, 8195, 12347)
 LONG = (33, 4099, 8193, 9001, 12347)
 """Lengths of rows with little to compute, which are read in vectors from 8193 on."""
 
@@ -99,7 +99,7 @@ def schedules(kernel: Any, *inputs: np.ndarray) -> list[str]:
 def test_losses_of_rows_that_begin_anywhere(length: int) -> None:
     """The lanes outside of a row have the logarithm of nothing."""
     rng = np.random.default_rng(length)
-    x, y = (rng.random((7, length)).astype(np.float32) + np.float32(0.1) for _ in range(2))
+    x, y = (rng.random((5, length)).astype(np.float32) + np.float32(0.1) for _ in range(2))
     want = (y * (np.log(y.astype(np.float64)) - np.log(x.astype(np.float64)))).sum(1)
     np.testing.assert_allclose(divergence(x, y, device="emulator"), want, rtol=1e-5, atol=1e-3)
 

@@ -270,7 +270,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if "rows_in_turn" in kernel.attrs:
         return _gpu_rows_in_turn(nest, rank, aligned_rows(kernel, nest, vector) if nest.reduces_along else 1, hint(nest.reduce_extent, hints), target)
     if nest.reduces_along:
-        streamed = _streamed_rows(kernel, nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
+        streamed = _streamed_rows(kernel, nest, rank, vector, hints, target)
         if streamed is not None:
             return streamed
         return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target, aligned_rows(kernel, nest, vector) if _reads_most(nest) else 0)
@@ -533,12 +533,12 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target, a
     return Schedule(tuple(tiles), reduce_tile, aligned or vector, vector_on_reduction=True, threads=per_row * rows)
 
 
-def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule | None:
+def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:
     """One sum along rows that begin anywhere: vectors all the same, from up to a vector before the row on. None where rows begin at vectors, are short, or where arrays begin
     differently."""
     from tilewright.passes.common.shift_rows import read_shared, row_start
 
-    costs = target.costs.rows
+    costs, length, results = target.costs.rows, power_of_two(hint(nest.reduce_extent, hints)), hint(product(nest.extents), hints)
     if len(nest.reductions) != 1 or nest.sweeps or not rank or str(nest.reductions[0].attrs["kind"]).startswith("arg"):
         return None
     if length < (costs.streamed if _computes_much(nest) else costs.streamed_light):
@@ -551,6 +551,8 @@ def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, length: i
     threads, together = (costs.block // 2, 2 * costs.together) if length < costs.long else (costs.block, costs.together)
     if "reduce_extent" in kernel.attrs and length > costs.long:
         threads = costs.threads * (2 if nest.narrowest >= 4 else 1)  # a stretch of a row that was cut: there are just as many as fill the device with such blocks
+    while threads < 2 * costs.threads and results * threads < target.multiprocessors * target.threads_per_sm // 2:
+        threads *= 2
     return Schedule((1,) * rank, threads * vector, vector, vector_on_reduction=True, threads=threads, shifted=True, together=together)
 
 

@@ -14,18 +14,17 @@ already: these read either, and copying is faster than turning. A factor is zero
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.nodes import Kernel, Value
 from tilewright.ir.program import KernelCall, Program, ProgramArray
-from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.common.rebuild_nest import Copies, ValueCopier, copy_nest, copy_outside, finished
 from tilewright.passes.schedules.matrix import Fma, GpuProduct, Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.windows.sum_ranges import sum_bounds
@@ -64,8 +63,7 @@ class Packing:
         self.call, self.kernel, self.found = call, call.kernel, found
         ways = (schedule.b_copy, schedule.a_copy) if schedule.swap_ab else (schedule.a_copy, schedule.b_copy)
         self.packed = [factor for factor, way in zip((found.a, found.b), ways, strict=True) if way == "pack"]
-        self.everything = list(walk(found.parallel.regions[0]))
-        self.made = {result: op for op in self.everything for result in op.results}
+        self.copier = ValueCopier(found.parallel.regions[0])
         inner = schedule.inner if schedule.inner >= 0 and len(found.k) > 1 else len(found.k) - 1
         self.sums = [p for p in range(len(found.k)) if p != inner] + [inner]
         """The summed indices, the one that steps walk last."""
@@ -106,7 +104,7 @@ class Packing:
     def _positions(self, factor: Factor) -> list[int]:
         """The parallel indices the factor depends on."""
         values = [v for v in (factor.value, factor.guard) if v is not None]
-        sources = {v for op in self._makers(values, set()) for v in op.operands}
+        sources = {v for op in self.copier.makers(values, set()) for v in op.operands}
         own = [p for p in self.found.batch if self.found.indices[p] in sources]
         return [*own, *self._side(factor)]
 
@@ -143,8 +141,7 @@ class Packing:
         found = self.found
         positions = self._positions(factor)
         b = Builder(self.kernel.span)
-        mapping: dict[Value, Value] = {}
-        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        mapping = copy_outside(b, self.kernel)
         assert isinstance(pack.type, Tensor)
 
         turned = self.turned[id(factor)]
@@ -175,96 +172,46 @@ class Packing:
             names, extents = ([*x[:row], *x[row + 1 :], x[row]] for x in (names, extents))
         with b.at(found.reduction.span):
             b.parallel([b.index(extent) for extent in extents], body, names)
-        return self._finished(f"{self.kernel.name}.pack", b, [pack])
+        return finished(self.kernel, f"{self.kernel.name}.pack", b, [pack])
 
     def _element(self, b: Builder, factor: Factor, local: dict[Value, Value], inside: Value, nothing: Callable[[Builder], Value]) -> Value:
         """A factor's element where it is inside, and where its guard lets it be read."""
         if factor.guard is not None:
-            self._clone(b, [factor.guard], local)
+            self.copier.copy(b, [factor.guard], local)
             inside = b.logical_and(inside, local[factor.guard])
 
         def value(deep: Builder) -> list[Value]:
             inside_local = dict(local)
-            self._clone(deep, [factor.value], inside_local)
+            self.copier.copy(deep, [factor.value], inside_local)
             return [inside_local[factor.value]]
 
         (found,) = b.if_(inside, value, lambda deep: [nothing(deep)])
         return found
 
     def _main_kernel(self, packs: dict[int, Value]) -> Kernel:
-        found = self.found
-        region = found.parallel.regions[0]
+        found, wide = self.found, self.found.accumulator
         b = Builder(self.kernel.span)
-        mapping: dict[Value, Value] = {}
-        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
-        wide = found.accumulator
+        factors = [f for f in (found.a, found.b) if id(f) not in packs or self.skipping]
+        guards = list(dict.fromkeys(f.guard for f in factors if f.guard is not None))
+        guards = guards if self.skipping else guards[:1]
 
-        def body(inner: Builder, *indices: Value) -> list[Value]:
-            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
-
-            def terms(deep: Builder, inside: dict[Value, Value]) -> list[Value]:
-                factors: list[Value] = []
-                for factor in (found.a, found.b):
-                    pack = packs.get(id(factor))
-                    if pack is not None:
-                        factors.append(deep.cast(deep.op("load", pack, *self._where(deep, factor, inside)), wide))
-                    else:
-                        self._clone(deep, [factor.value], inside)
-                        factors.append(deep.cast(inside[factor.value], wide))
-                return [deep.mul(*factors)]
-
-            def term(deep: Builder, *sums: Value) -> Sequence[Value]:
-                inside = dict(local) | dict(zip(found.k, sums, strict=True))
-                factors = [f for f in (found.a, found.b) if id(f) not in packs or self.skipping]
-                guards = list(dict.fromkeys(f.guard for f in factors if f.guard is not None))
-                if not guards:
-                    return terms(deep, inside)
-                guards = guards if self.skipping else guards[:1]
-                self._clone(deep, guards, inside)
-                condition = inside[guards[0]]
-                for guard in guards[1:]:
-                    condition = deep.logical_and(condition, inside[guard])
-                zero = deep.const(0, wide)
-                return deep.if_(condition, lambda region: terms(region, dict(inside)), lambda region: [zero])
-
-            for op in region.ops[:-1]:
-                if op is found.reduction:
-                    with inner.at(op.span):
-                        results = inner.reduce("add", [inner.index(e) for e in found.reduce_extents], term, [k.name for k in found.k])
-                    local.update(zip(op.results, results, strict=True))
+        def terms(deep: Builder, inside: Copies) -> list[Value]:
+            values: list[Value] = []
+            for factor in (found.a, found.b):
+                pack = packs.get(id(factor))
+                if pack is not None:
+                    values.append(deep.cast(deep.op("load", pack, *self._where(deep, factor, inside)), wide))
                 else:
-                    clone_ops(inner, [op], local)
-            return []
+                    self.copier.copy(deep, [factor.value], inside)
+                    values.append(deep.cast(inside[factor.value], wide))
+            return [deep.mul(*values)]
 
-        with b.at(found.parallel.span):
-            b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
-        return self._finished(self.kernel.name, b, list(packs.values()))
+        def reduce(inner: Builder, copies: Copies) -> Sequence[Value]:
+            def term(deep: Builder, *sums: Value) -> Sequence[Value]:
+                return self.copier.where(deep, guards, copies | dict(zip(found.k, sums, strict=True)), terms, wide)
 
-    def _makers(self, values: Sequence[Value], known: Container[Value]) -> list[Op]:
-        """The ops that make these values from known ones, in order."""
-        wanted: set[Value] = set()
-        waiting = [v for v in values if v not in known]
-        while waiting:
-            value = waiting.pop()
-            op = self.made.get(value)
-            if value in wanted or op is None or value in known:
-                continue
-            wanted.update(op.results)
-            waiting += [*op.operands, *(v for region in op.regions for inner in walk(region) for v in inner.operands)]
-        return [op for op in self.everything if any(r in wanted for r in op.results)]
+            with inner.at(found.reduction.span):
+                return inner.reduce("add", [inner.index(e) for e in found.reduce_extents], term, [k.name for k in found.k])
 
-    def _clone(self, b: Builder, values: Sequence[Value], mapping: dict[Value, Value]) -> None:
-        """Copy the ops that make these values."""
-        chosen = self._makers(values, mapping)
-        nested = {id(inner) for op in chosen for region in op.regions for inner in walk(region)}
-        clone_ops(b, [op for op in chosen if id(op) not in nested], mapping)
-
-    def _finished(self, name: str, b: Builder, packs: Sequence[Value]) -> Kernel:
-        whole = eliminate_dead(
-            Kernel(
-                name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts,
-                attrs=MappingProxyType(dict(self.kernel.attrs)), span=self.kernel.span,
-            )
-        )  # fmt: skip
-        used = {v for op in walk(whole.body) for v in op.operands}
-        return replace(whole, params=(*(p for p in self.kernel.params if p in used), *(p for p in packs if p in used)))
+        copy_nest(b, self.kernel, found.parallel, found.extents, found.reduction, reduce)
+        return finished(self.kernel, self.kernel.name, b, list(packs.values()))

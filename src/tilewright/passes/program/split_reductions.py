@@ -29,9 +29,10 @@ from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
-from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
+from tilewright.ir.rewrite import clone_ops, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.choose.loops import PARTS_RESIDENT, column_tile, part_tile
+from tilewright.passes.common.rebuild_nest import Copies, copy_nest, copy_outside, finished
 from tilewright.passes.common.simplify import simplify
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.schedules.matrix import GpuProduct
@@ -239,7 +240,7 @@ def _first_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
         return start, length
 
     b = Builder(kernel.span)
-    mapping = _outside(b, kernel)
+    mapping = copy_outside(b, kernel)
 
     def body(inner: Builder, *indices: Value) -> list[Value]:
         part, own = (indices[0], indices[1:]) if plan.crosswise else (indices[-1], indices[:-1])
@@ -257,7 +258,7 @@ def _rest_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
     """The last part, of what even ones leave."""
     nest, last = plan.nest, plan.parts - 1
     b = Builder(kernel.span)
-    mapping = _outside(b, kernel)
+    mapping = copy_outside(b, kernel)
 
     def body(inner: Builder, *indices: Value) -> list[Value]:
         bounds = inner.index(last * plan.chunk), inner.index(plan.extent - last * plan.chunk)
@@ -267,13 +268,6 @@ def _rest_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
     with b.at(nest.parallel.span):
         b.parallel([b.index(e) for e in nest.extents], body, [a.name for a in nest.parallel.regions[0].args])
     return _finished(f"{kernel.name}.rest", kernel, b, partials, plan)
-
-
-def _outside(b: Builder, kernel: Kernel) -> dict[Value, Value]:
-    """What stands around the nest, copied."""
-    mapping: dict[Value, Value] = {}
-    clone_ops(b, [op for op in kernel.body.ops if op.opcode != "parallel"], mapping)
-    return mapping
 
 
 def _store_part(
@@ -308,7 +302,7 @@ def _store_part(
 
 def _finished(name: str, kernel: Kernel, b: Builder, partials: list[Value], plan: _Plan) -> Kernel:
     body = Block((), tuple(b.ops))
-    used = _used(body)
+    used = {v for op in walk(body) for v in op.operands}
     several = len(plan.nest.reductions[0].operands) > 1
     attrs = MappingProxyType(kernel.attrs if several else {**kernel.attrs, "reduce_extent": plan.chunk})
     return Kernel(name, Stage.LOOP, (*(p for p in kernel.params if p in used), *partials), body, facts=kernel.facts, attrs=attrs, span=kernel.span)
@@ -316,37 +310,17 @@ def _finished(name: str, kernel: Kernel, b: Builder, partials: list[Value], plan
 
 def _second_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
     nest, reduction = plan.nest, plan.nest.reductions[0]
-    region = nest.parallel.regions[0]
     b = Builder(kernel.span)
-    mapping: dict[Value, Value] = {}
-    clone_ops(b, [op for op in kernel.body.ops if op.opcode != "parallel"], mapping)
 
-    def body(inner: Builder, *indices: Value) -> list[Value]:
-        local = dict(mapping) | dict(zip(region.args, indices, strict=True))
-        parts = inner.index(plan.parts)
+    def reduce(inner: Builder, copies: Copies) -> Sequence[Value]:
+        indices = [copies[arg] for arg in nest.parallel.regions[0].args]
 
         def term(deep: Builder, s: Value) -> list[Value]:
             where = (s, *indices) if plan.crosswise else (*indices, s)
             return [deep.op("load", partial, *where) for partial in partials]
 
-        for op in region.ops[:-1]:
-            if op is reduction:
-                results = inner.reduce(str(reduction.attrs["kind"]), [parts], term, ["s"])
-                local.update(zip(op.results, results, strict=True))
-            else:
-                clone_ops(inner, [op], local)
-        return []
+        return inner.reduce(str(reduction.attrs["kind"]), [inner.index(plan.parts)], term, ["s"])
 
-    with b.at(nest.parallel.span):
-        b.parallel([b.index(e) for e in nest.extents], body, [a.name for a in region.args])
+    copy_nest(b, kernel, nest.parallel, nest.extents, reduction, reduce)
     # After a contraction's parts the second kernel is launched early and waits itself.
-    attrs = MappingProxyType({**kernel.attrs, "early": True}) if plan.guarded else kernel.attrs
-    whole = eliminate_dead(
-        Kernel(kernel.name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=kernel.facts, attrs=attrs, span=kernel.span)
-    )
-    used = _used(whole.body)
-    return replace(whole, params=(*(p for p in kernel.params if p in used), *partials))
-
-
-def _used(block: Block) -> set[Value]:
-    return {v for op in walk(block) for v in op.operands}
+    return finished(kernel, kernel.name, b, partials, {"early": True} if plan.guarded else None)

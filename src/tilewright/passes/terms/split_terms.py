@@ -31,8 +31,8 @@ from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
-from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.common.rebuild_nest import Copies, copy_nest, copy_outside, finished
 from tilewright.passes.program.repack import Packing
 from tilewright.passes.schedules.matrix import Wgmma
 from tilewright.passes.schedules.plans import Plan, Plans
@@ -200,8 +200,7 @@ class _Terms(Packing):
         shape = (batch, count, self.length, rows) if across else (batch, rows, count, self.length)
         memory = Value(tensor(bf16, *shape, align=16), name)
         b = Builder(self.kernel.span)
-        mapping: dict[Value, Value] = {}
-        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        mapping = copy_outside(b, self.kernel)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
             *own, first, second = indices
@@ -224,53 +223,36 @@ class _Terms(Packing):
         names = [*names[:-1], found.k[0].name, names[-1]] if across else [*names, found.k[0].name]
         with b.at(found.reduction.span):
             b.parallel([*outer, *ends], body, names)
-        kernel = self._finished(f"{self.kernel.name}.terms", b, [memory])
+        kernel = finished(self.kernel, f"{self.kernel.name}.terms", b, [memory])
         attrs = {key: attr for key, attr in kernel.attrs.items() if key != "precision"}
         facts = {key: divisor for key, divisor in kernel.facts.items() if key in kernel.size_names}
         return replace(kernel, attrs=MappingProxyType(attrs), facts=MappingProxyType(facts))
 
     def _multiplying_kernel(self, packs: dict[int, Value]) -> Kernel:
         found = self.found
-        region = found.parallel.regions[0]
         b = Builder(self.kernel.span)
-        mapping: dict[Value, Value] = {}
-        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        extents = (Size.of(len(PAIRS)), self.length) if self.once else (self.length * len(PAIRS),)
+        names = (["pair"] if self.once else []) + [found.k[0].name]
 
-        def body(inner: Builder, *indices: Value) -> list[Value]:
-            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
-
-            def term(deep: Builder, *sums: Value) -> Sequence[Value]:
+        def reduce(inner: Builder, copies: Copies) -> Sequence[Value]:
+            def products(deep: Builder, sums: Sequence[Value]) -> list[Value]:
                 factors: list[Value] = []
                 for side, factor in enumerate((found.a, found.b)):
-                    row = local[found.indices[self._side(factor)[0]]]
+                    row = copies[found.indices[self._side(factor)[0]]]
                     stretch = (_term_of(deep, sums[0], side), sums[1]) if self.once else sums
                     where = (*stretch, row) if self._across(factor) else (row, *stretch)
-                    loaded = deep.op("load", packs[id(factor)], self._batch(deep, factor, local), *where)
+                    loaded = deep.op("load", packs[id(factor)], self._batch(deep, factor, copies), *where)
                     factors.append(deep.cast(loaded, f32))
                 return [deep.mul(*factors)]
 
-            def guarded(deep: Builder, *sums: Value) -> Sequence[Value]:
-                inside = dict(local) | {found.k[0]: sums[-1]}
-                self._clone(deep, self.guards, inside)
-                condition = inside[self.guards[0]]
-                for guard in self.guards[1:]:
-                    condition = deep.logical_and(condition, inside[guard])
-                return deep.if_(condition, lambda region: term(region, *sums), lambda region: [region.const(0, f32)])
+            def term(deep: Builder, *sums: Value) -> Sequence[Value]:
+                return self.copier.where(deep, self.guards, copies | {found.k[0]: sums[-1]}, lambda region, inside: products(region, sums), f32)
 
-            for op in region.ops[:-1]:
-                if op is found.reduction:
-                    extents = (Size.of(len(PAIRS)), self.length) if self.once else (self.length * len(PAIRS),)
-                    names = (["pair"] if self.once else []) + [found.k[0].name]
-                    with inner.at(op.span):
-                        results = inner.reduce("add", [inner.index(e) for e in extents], guarded if self.guards else term, names)
-                    local.update(zip(op.results, results, strict=True))
-                else:
-                    clone_ops(inner, [op], local)
-            return []
+            with inner.at(found.reduction.span):
+                return inner.reduce("add", [inner.index(e) for e in extents], term, names)
 
-        with b.at(found.parallel.span):
-            b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
-        return self._finished(self.kernel.name, b, list(packs.values()))
+        copy_nest(b, self.kernel, found.parallel, found.extents, found.reduction, reduce)
+        return finished(self.kernel, self.kernel.name, b, list(packs.values()))
 
 
 def _in_blocks(extent: Size, kernel: Kernel) -> Size:

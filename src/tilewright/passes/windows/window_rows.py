@@ -27,8 +27,8 @@ from tilewright.base.sizes import ONE, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
-from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.common.rebuild_nest import Copies, ValueCopier, all_of, copy_nest, copy_outside, finished
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of, upwards
 from tilewright.passes.schedules.loops import Schedule
@@ -204,8 +204,7 @@ class RowForm(RowWindows):
         position = self._taps_along(self.axis)[0]
         assert position is not None
         b = Builder(self.kernel.span)
-        mapping: dict[Value, Value] = {}
-        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        mapping = copy_outside(b, self.kernel)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
             filter_, *taps, number = indices
@@ -226,7 +225,7 @@ class RowForm(RowWindows):
                 self._clone(deep, [self.weights.value], known)
                 return [known[self.weights.value]]
 
-            value = inner.if_(self._all(inner, inside), element, lambda deep: [deep.const(0, dtype)])[0] if inside else element(inner)[0]
+            value = inner.if_(all_of(inner, inside), element, lambda deep: [deep.const(0, dtype)])[0] if inside else element(inner)[0]
             inner.multi("store", weights, filter_, self._tap(inner, local), number, value)
             return []
 
@@ -234,22 +233,18 @@ class RowForm(RowWindows):
         names = [found.indices[self.filters].name, *(found.k[p].name for p in (*self.taps, self.channel))]
         with b.at(found.reduction.span):
             b.parallel([b.index(e) for e in extents], body, names)
-        return self._finished(f"{self.kernel.name}.pack", b, [weights], {})
+        return finished(self.kernel, f"{self.kernel.name}.pack", b, [weights])
 
     def convolution(self, rows: Value, weights: Value) -> Kernel:
         """The sum over what is left of a window, and over the channels of its rows."""
         found = self.found
-        region, wide = found.parallel.regions[0], found.accumulator
+        wide, copier = found.accumulator, ValueCopier(found.parallel.regions[0])
         b = Builder(self.kernel.span)
-        mapping: dict[Value, Value] = {}
-        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
         assert isinstance(rows.type, Tensor) and self.image.load is not None
         flat = rows.type.rank > len(self.order)
         loads = self.image.load.operands[1:]
 
-        def body(inner: Builder, *indices: Value) -> list[Value]:
-            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
-
+        def reduce(inner: Builder, local: Copies) -> Sequence[Value]:
             def product_of(deep: Builder, inside: dict[Value, Value], channel: Value) -> list[Value]:
                 outside = [loads[axis] for axis in self.order[:-1] if axis != self.axis]
                 self._clone(deep, outside, inside)
@@ -263,31 +258,12 @@ class RowForm(RowWindows):
 
             def term(deep: Builder, *values: Value) -> Sequence[Value]:
                 *taps, channel = values
-                inside = dict(local) | dict(zip((found.k[p] for p in self.taps), taps, strict=True))
-                guards = self._kept_tests()
-                if not guards:
-                    return product_of(deep, inside, channel)
-                self._clone(deep, guards, inside)
-                whole = self._all(deep, [inside[guard] for guard in guards])
-                return deep.if_(whole, lambda region: product_of(region, dict(inside), channel), lambda region: [region.const(0, wide)])
+                inside = local | dict(zip((found.k[p] for p in self.taps), taps, strict=True))
+                return copier.where(deep, self._kept_tests(), inside, lambda region, known: product_of(region, known, channel), wide)
 
-            for op in region.ops[:-1]:
-                if op is found.reduction:
-                    extents = [*(inner.index(found.reduce_extents[p]) for p in self.taps), inner.index(self.depth)]
-                    with inner.at(op.span):
-                        results = inner.reduce("add", extents, term, [*(found.k[p].name for p in self.taps), found.k[self.channel].name])
-                    local.update(zip(op.results, results, strict=True))
-                else:
-                    clone_ops(inner, [op], local)
-            return []
+            extents = [*(inner.index(found.reduce_extents[p]) for p in self.taps), inner.index(self.depth)]
+            with inner.at(found.reduction.span):
+                return inner.reduce("add", extents, term, [*(found.k[p].name for p in self.taps), found.k[self.channel].name])
 
-        with b.at(found.parallel.span):
-            b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
-        return self._finished(self.kernel.name, b, [rows, weights], {})
-
-    @staticmethod
-    def _all(b: Builder, conditions: Sequence[Value]) -> Value:
-        whole = conditions[0]
-        for condition in conditions[1:]:
-            whole = b.logical_and(whole, condition)
-        return whole
+        copy_nest(b, self.kernel, found.parallel, found.extents, found.reduction, reduce)
+        return finished(self.kernel, self.kernel.name, b, [rows, weights])

@@ -46,7 +46,7 @@ def emulated(kernel: tw.Kernel[..., Any], *arrays: np.ndarray) -> np.ndarray:
 
 def is_turned(kernel: tw.Kernel[..., Any], *arrays: np.ndarray) -> bool:
     (schedule,) = kernel.stages(*arrays, target="sm_90a").stages.schedules
-    return bool(schedule.loads_turned)
+    return bool(schedule.turned == "elements")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.uint8])

@@ -179,7 +179,7 @@ def test_names_are_unique_and_orders_have_titles() -> None:
     [
         (Schedule((1, 1024), vector=4, threads=128), "sm_90a", "lower_loops", "lower_tiles"),
         (Schedule((1, 1024), vector=4, threads=128, window=True), "sm_90a", "lower_loops", "lower_windows"),
-        (Schedule((1, 64, 1, 128), vector=8, vector_index=1, threads=256, turned=True), "sm_90a", "lower_loops", "lower_turned"),
+        (Schedule((1, 64, 1, 128), vector=8, vector_index=1, threads=256, turned="vectors"), "sm_90a", "lower_loops", "lower_turned"),
         ("family=wgmma m=64 n=64 k=64", "sm_90a", "lower_contraction", "lower_wgmma"),
         ("family=mma m=64 n=64 k=64", "sm_80", "lower_contraction", "lower_mma"),
         ("family=fma m=64 n=64 k=8", "sm_80", "lower_contraction", "lower_mma"),

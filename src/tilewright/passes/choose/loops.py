@@ -363,7 +363,7 @@ def _turning(kernel: Kernel, nest: Nest, vector: int, target: Target, hints: Map
     tiles[channel] = max(vector, min(costs.turned_bytes // nest.narrowest, power_of_two(hint(nest.extents[channel], hints))))
     tiles[-1] = columns
     threads = max(target.warp_size, min(costs.turning_threads, tiles[channel] * columns // vector))
-    return Schedule(tuple(tiles), 1, vector, vector_index=channel, threads=threads, turned=True)
+    return Schedule(tuple(tiles), 1, vector, vector_index=channel, threads=threads, turned="vectors")
 
 
 def _powers_down(most: int, least: int) -> list[int]:
@@ -453,7 +453,7 @@ def _turned_map(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
         return None
     tiles = [1] * len(nest.extents)
     tiles[axis], tiles[other] = costs.turned_side, costs.turned_side // (2 if nest.widest > 4 else 1)
-    return Schedule(tuple(tiles), 1, 1, vector_index=axis, threads=costs.turned_threads, loads_turned=True)
+    return Schedule(tuple(tiles), 1, 1, vector_index=axis, threads=costs.turned_threads, turned="elements")
 
 
 def _row_group(kernel: Kernel, nest: Nest, axis: int) -> int:

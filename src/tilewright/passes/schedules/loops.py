@@ -28,10 +28,9 @@ class Schedule:
     threads: int = 1
     across: int = 1
     """Lanes along the other tiled index, where loads walk memory along that one: both loads and stores then use whole sectors."""
-    turned: bool = False
-    """GPU: values are read along the vector index, results written along the other tiled one, and between the two they are in shared memory (`lower_turned`)."""
-    loads_turned: bool = False
-    """GPU: what lies across the results is read along memory, and handed over in shared memory (`turned_loads`)."""
+    turned: str = ""
+    """GPU: values are read along one of two tiled indices and results written along the other, and between the two values are in shared memory. `vectors`: lines of whole
+    vectors are read along the vector index (`lower_turned`). `elements`: rows begin anywhere, and the vector index is the results' (`turned_loads`)."""
     window: bool = False
     """GPU: results read overlapping windows, and each thread has several of them to share what it loads (`lower_windows`)."""
     along: int = -1
@@ -83,7 +82,7 @@ class Schedule:
     @property
     def to_thread(self) -> str:
         """The pass that lowers the tile stage."""
-        return "lower_windows" if self.window else "lower_turned" if self.turned else "lower_tiles"
+        return "lower_windows" if self.window else "lower_turned" if self.turned == "vectors" else "lower_tiles"
 
     @property
     def across_rows(self) -> bool:
@@ -96,5 +95,5 @@ class Schedule:
         return self.vector * self.threads * self.cluster // (self.tiles[-1] if self.tiles else 1)
 
     def describe(self) -> str:
-        flags = ("whole", "shifted", "flat", "scan", "turned", "loads_turned")
-        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k in flags and v))
+        flags = ("whole", "shifted", "flat", "scan")
+        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, (), "") or (k in flags and v))

@@ -332,7 +332,7 @@ class TileLowering(ThreadView):
                 assert isinstance(mask, Value)
                 self.env[op.result] = self.guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
             return
-        if self.kernel.attrs.get("loads_turned") and not self.depth:
+        if self.kernel.attrs.get("turned") == "elements" and not self.depth:
             from tilewright.passes.to_thread.turned_loads import load_turned
 
             turned = load_turned(self, b, memory, held, result.shape, mask, lambda where, inside: self._element(b, memory, where, inside))

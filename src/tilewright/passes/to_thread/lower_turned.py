@@ -1,6 +1,6 @@
 """Tile stage -> thread stage, for results whose values lie along another index than they do: what one thread executes.
 
-In: a tile-stage kernel whose schedule says `turned`, with tiles of two axes: values are read in vectors along one of them, and results are written along the other. Out: a thread-stage kernel in
+In: a tile-stage kernel whose schedule says `turned=vectors`, with tiles of two axes: values are read in vectors along one of them, and results are written along the other. Out: a thread-stage kernel in
 which a block's values go through shared memory, so that both are accessed in whole lines. Threads hold tiles in one way while they read, and in another while they write:
 
     %v = load %pixels, %row, %channel : tile<bf16, [64, 128]>; store %y, …, %channel, …, %column, %v
@@ -23,9 +23,7 @@ from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, tensor
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, shape_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
-
-WORD = 4
-"""Bytes of a bank of shared memory."""
+from tilewright.passes.to_thread.turned_lines import coordinates_of, word_elements
 
 
 def lower_turned(kernel: Kernel, target: Target) -> Kernel:
@@ -46,7 +44,7 @@ class TurnedLowering(TileLowering):
         assert isinstance(tile, Tile)
         self.along, self.shape, self.dtype = self.axis, tile.shape, tile.dtype
         """The axis that memory lies along where values are read, and the tile."""
-        self.pair = max(1, WORD // self.dtype.itemsize)
+        self.pair = word_elements(self.dtype)
         self.reading, self.writing = self.layout, self._other_layout(self.layout)
         self.places: dict[Blocked, list[Value]] = {}
         self.around: list[Op] = []
@@ -121,7 +119,7 @@ class TurnedLowering(TileLowering):
         """Where each of a thread's vectors begins in shared memory."""
         found: list[tuple[Cell, Value]] = []
         for cell in self.cells(self.shape):
-            at = [b.add(self.bases[a], b.index(self.layout.offset(a, cell[a]))) for a in range(2)]
+            at = coordinates_of(self, b, cell, range(2))
             found.append((cell, b.add(b.mul(at[1 - self.along], b.index(self.line)), at[self.along])))
         return found
 

@@ -17,9 +17,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tensor
 from tilewright.passes.common.registers import Held, Mask, RegisterIndex, Registers, Shape, ThreadView
-
-BANK = 4
-"""Bytes by which rows in shared memory are longer than the tile: neighbours down a column lie in different banks."""
+from tilewright.passes.to_thread.turned_lines import coordinates_of, word_elements
 
 
 def load_turned(
@@ -38,7 +36,7 @@ def load_turned(
         return None
     rows = threads // width
     along, down = b.op("and", view.thread, b.index(width - 1)), b.op("shr", view.thread, b.index(width.bit_length() - 1))
-    shared = b.op("alloc", dtype=tensor.dtype, shape=(shape[view.axis], width + max(1, BANK // tensor.dtype.itemsize)), space="shared")
+    shared = b.op("alloc", dtype=tensor.dtype, shape=(shape[view.axis], width + word_elements(tensor.dtype)), space="shared")
     elements: list[tuple[Value, Value]] = []
     for first in range(0, shape[view.axis], rows):
         row = b.add(down, b.index(first)) if first else down
@@ -49,8 +47,7 @@ def load_turned(
     b.multi("barrier")
     cells = {}
     for cell in view.cells(shape):
-        own = [b.add(view.bases[axis], b.index(view.layout.offset(axis, cell[axis]))) for axis in (view.axis, other)]
-        cells[cell] = b.op("load", shared, *own)
+        cells[cell] = b.op("load", shared, *coordinates_of(view, b, cell, (view.axis, other)))
     return Registers(shape, cells)
 
 

@@ -88,8 +88,8 @@ class LoopLowering(NestLowering):
             attrs["early"] = True  # such kernels are short: what starts them overlaps the end of the kernel before
         if self.schedule.flat:
             attrs["short_rows"] = True  # a row that registers hold has indices of 32 bits
-        if self.schedule.loads_turned:
-            attrs["loads_turned"] = True
+        if self.schedule.turned:
+            attrs["turned"] = self.schedule.turned
         if self.schedule.resident:
             attrs["min_blocks"] = self.schedule.resident
         name = self.nest.reduce_extent.product_name

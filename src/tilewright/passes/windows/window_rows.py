@@ -174,7 +174,7 @@ class RowForm(RowWindows):
         def body(inner: Builder, *indices: Value) -> list[Value]:
             at = dict(zip(order, indices, strict=True))
             if self.whole:
-                inside = self._all(inner, self.pixel_of(inner, at, indices[-1]))
+                inside = all_of(inner, self.pixel_of(inner, at, indices[-1]))
             else:
                 tap, at[order[-1]] = self._apart(inner, indices[-1])
                 start = inner.add(inner.mul(at[self.axis], inner.index(self.step(self.axis))), inner.index(self.first))

@@ -173,3 +173,12 @@ def test_sums_with_something_added_are_no_stacks() -> None:
 
     with pytest.raises(UserError, match="stacked goes with gather and pixels"):
         biased.stages(normal(2, 33, 40), normal(33, 20, 4), normal(20), target="sm_90a")
+
+
+def test_rows_of_results_a_polynomial_apart_compile_at_once() -> None:
+    """What lies between two lines of results is no sum that LLVM takes apart 64 times."""
+    x, w = (np.broadcast_to(np.zeros((), ml_dtypes.bfloat16), shape) for shape in ((14, 71, 132, 132), (71, 71, 4, 1)))
+    kernel = convolutions.transposed2d((3, 3), (1, 0), 1, False)
+    gather = kernel.stages(x, w, target="sm_90a").stages.thread.calls[-1].kernel
+    assert any(op.opcode == "size" and op.attrs.get("kept") for op in walk(gather.body))
+    assert kernel.compile(x, w, target="sm_90a").code

@@ -469,7 +469,7 @@ def _any_operands(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 # Structure.
 _define("const", "A number: attribute `value`, of `dtype`; with `kept`, nothing is folded with it; a name there makes it differ from others of its value.", _const, group="structure")
-_define("size", "The value of a symbolic size: attribute `value`.", _size, group="structure")
+_define("size", "The value of a symbolic size: attribute `value`; with `kept`, LLVM is not told what it is made of (NVIDIA).", _size, group="structure")
 _define("parallel", "`parallel %n0, %n1 (%i, %j) {…}`: run the body for every point of the domain, in any order. Yields nothing.",
         None, "loop", "control", "structure", regions=1)  # fmt: skip
 _define("reduce", "`reduce %n0 {kind} (%i) {… yield %v}`: combine `%v` over the domain, in any order; the identity when it is empty. "

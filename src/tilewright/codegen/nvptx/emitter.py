@@ -170,6 +170,11 @@ class _NvptxDialect:
             w.line(f'call void asm sideeffect "", "{_CONSTRAINTS[dtype.llvm]}"({dtype.llvm} {element})')
 
     def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        if op.opcode == "size" and "kept" in op.attrs:
+            # LLVM does not see what it is made of: multiples of a long polynomial, 64 of them in a chain, keep its straight-line strength reduction busy for hours.
+            size = op.attrs["value"]
+            assert isinstance(size, Size)
+            return w.let(f'call i64 asm "mov.b64 $0, $1;", "=l,l"(i64 {w.sizes[size]})')
         if op.opcode == "load" and "cache" in op.attrs:
             return nvptx_cache.load(w, op, operands, self.target, op.operands[0] in self.written)
         if op.opcode in ("min", "max") and dtype_of(op.operands[0].type).is_float:

@@ -175,7 +175,9 @@ class TurnedLowering(TileLowering):
         values = self.registers(b, self.env[op.operands[1 + rank]], shape)
         row = self.rows.setdefault(memory, Value(tensor(memory.type.dtype, product(memory.type.shape), align=memory.type.align), memory.name))
         assert isinstance(self.layout, Blocked)
-        step, far = b.index(memory.type.strides[walking[0]]), b.index(self.layout.span(self.along) - self.vector + 1)
+        stride = memory.type.strides[walking[0]]
+        step = b.index(stride) if stride.constant is not None else b.op("size", value=stride, kept=True)
+        far = b.index(self.layout.span(self.along) - self.vector + 1)
         place = b.index(0)
         for cell in sorted(self.cells(shape), key=lambda own: (own[1 - self.along], own[self.along])):
             place = b.add(place, b.mul(step, far)) if cell[self.along] else self._number(b, memory.type, held, cell)

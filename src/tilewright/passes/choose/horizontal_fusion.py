@@ -21,18 +21,10 @@ from tilewright.passes.choose import mma as choose_mma
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.gemv import gemv_cost, gemv_schedules, work_of
-from tilewright.passes.choose.matrix import (
-    ProductShape,
-    cost,
-    fits_blocks,
-    has_warp_groups,
-    is_copied,
-    shape_of,
-    tiles_of,
-    warp_group_time,
-)
+from tilewright.passes.choose.matrix import fits_blocks, has_warp_groups, is_copied, tiles_of, warp_group_time
 from tilewright.passes.choose.mma import mma_schedules
 from tilewright.passes.choose.row_dots import find_row_dots
+from tilewright.passes.choose.wgmma_tiles import ProductShape, cost, shape_of
 from tilewright.passes.common.fusion_report import Refused
 from tilewright.passes.packed.unpack_weights import unpacked_form
 from tilewright.passes.program.fuse_horizontally import Join, find_joins, find_row_joins, joined_kernel, side_by_side

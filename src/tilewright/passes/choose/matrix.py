@@ -13,17 +13,15 @@ from math import ceil
 
 from tilewright.analysis import divisors
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane, restates_bounds
-from tilewright.base.cost_model import WgmmaCosts
 from tilewright.base.dtypes import f32
 from tilewright.base.errors import UserError
-from tilewright.base.record import record
-from tilewright.base.sizes import ONE, Size, product
+from tilewright.base.sizes import ONE, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, ROW_BYTES, accumulator_dtype
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
-from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
+from tilewright.passes.choose.epilogue_work import finishing_work
 from tilewright.passes.choose.mma import (
     SHORT_TERMS,
     SHORT_WORD,
@@ -34,17 +32,36 @@ from tilewright.passes.choose.mma import (
     is_thin,
     mma_schedules,
     precision_of,
-    runs_along,
     warp_time,
 )
 from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
+from tilewright.passes.choose.wgmma_tiles import (
+    LARGE,
+    SHAPES,
+    TERM_TILES,
+    PixelReads,
+    ProductShape,
+    Raw,
+    Raws,
+    cost,
+    exchange,
+    finishing,
+    fitting,
+    in_parts,
+    number_of,
+    rate_between,
+    rounds_of,
+    shape_of,
+    tile_count,
+    wgmma_tiles,
+)
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import Turn, turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import WARPGROUP, CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
+from tilewright.passes.schedules.matrix import CpuPanels, CpuProduct, GpuProduct, MatrixSchedule, Mma, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 from tilewright.passes.terms.split_terms import has_terms, terms_form
 from tilewright.passes.triangles.skipped_steps import steps_left
@@ -70,39 +87,6 @@ UNEVEN = 0.25
 """The part of a whole tile's time for which tiles with sums of different lengths leave multiprocessors without work at the end."""
 EXPOSED = 3.0
 """Microseconds of a tile that nothing hides where a block has one."""
-NARROW = 24
-"""Columns that multiplying none would cost as much as, by how instructions with few columns slow down."""
-LARGE = 1 << 14
-"""What an extent nobody knows is taken for."""
-
-
-@record
-class ProductShape:
-    """The sizes of one contraction."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-
-
-@record
-class PixelReads:
-    """How a convolution reads pixels."""
-
-    taps: int = 1
-    """Places of a window: as often a pixel is read."""
-    empty: int = 0
-    """Terms of a sum that are zeros, which fill up the channels of all places to whole steps."""
-
-
-def shape_of(found: Contraction, hints: Mapping[str, int]) -> ProductShape:
-    batch, m, n = (_number(found.size(side), hints) for side in (found.batch, found.m, found.n))
-    return ProductShape(batch, m, n, _number(found.k_size, hints))
-
-
-def _number(size: Size, hints: Mapping[str, int]) -> int:
-    return size.evaluate(hints) if size.names <= hints.keys() else LARGE
 
 
 def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
@@ -200,7 +184,7 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             continue
         if all(ways) and ways.count("im2col") < 2:
             shape = shape_of(lying, hints)
-            tiles = _wgmma(lying, shape, target)
+            tiles = wgmma_tiles(lying, shape, target)
             if ways[0] == "im2col":
                 tiles += [by_rows(s, target) for s in fitted(shape.n, lying.a.dtype.itemsize, target)]
             if ways[1] == "im2col":
@@ -214,7 +198,7 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
             candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
-            pixels = [(s, _tiles(s, shape)) for s in candidates if s.a_copy == "im2col"]
+            pixels = [(s, tile_count(s, shape)) for s in candidates if s.a_copy == "im2col"]
             candidates += [shared for s, count in pixels for shared in (*sharing_sums(s, count, shape.k, target), *streaming(s, count, target))]
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
@@ -222,7 +206,7 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             pixel = PixelReads()
             if inner >= 0:
                 # Steps are whole for every place of the window.
-                channels = _number(lying.reduce_extents[inner], hints)
+                channels = number_of(lying.reduce_extents[inner], hints)
                 step = 128 // lying.a.dtype.itemsize
                 taps = shape.k // max(1, channels)
                 pixel = PixelReads(max(1, taps), taps * (-channels % step))
@@ -231,12 +215,6 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
             return [(cost(s, shape, target, lying, raw, pixel=pixel), s) for s in candidates]
     return []
-
-
-def _rounds(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
-    """How many tiles, or as many steps, multiprocessors have one after another."""
-    blocks = _tiles(schedule, shape) * schedule.split_k * schedule.cluster_k
-    return blocks / target.multiprocessors if schedule.stream_k else -(-blocks // target.multiprocessors)
 
 
 def _triangular(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
@@ -248,7 +226,7 @@ def _triangular(kernel: Kernel, found: Contraction, target: Target, hints: Mappi
     if "" in ways or "im2col" in ways or not all(way != "pack" or packable(found, f, -1) for way, f in zip(ways, (found.a, found.b), strict=True)):
         return []
     shape, left = shape_of(found, hints), SKIPPED[sum(1 for f in (found.a, found.b) if f.guard is not None)]
-    tiles = [replace(s, persistent=False) for s in _wgmma(found, shape, target) if _in_blocks(found, s, ways, -1)]
+    tiles = [replace(s, persistent=False) for s in wgmma_tiles(found, shape, target) if _in_blocks(found, s, ways, -1)]
     ranked: Ranked = []
     for s in tiles:
         if s.skips and s.store == "tma":
@@ -273,9 +251,9 @@ def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: M
     written = 0.0
     for (memory, _), source in zip(form.scratch, form.sources, strict=True):
         assert isinstance(memory.type, Tensor)
-        size = _number(product(memory.type.shape), hints) / costs.stream
+        size = number_of(product(memory.type.shape), hints) / costs.stream
         written += launch.second + size * TERM_BYTES if source is None else size * MADE_TERM_BYTES
-    listed = [own for tile in _TERM_TILES for own in _in_parts(tile, shape, target)]
+    listed = [own for tile in TERM_TILES for own in in_parts(tile, shape, target)]
     bounds, used = sum_bounds(product_of_terms, form.inner), result_bounds(product_of_terms)
     if bounds or used:
         halves = [s for s in listed if s.split_k == 1 and is_half(product_of_terms, (s.m, s.n), kernel)]
@@ -292,12 +270,12 @@ def terms_schedules(kernel: Kernel, found: Contraction, target: Target, hints: M
 
 def _exposed(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
     """What blocks of one tile each wait for their first operands and for their last results to leave."""
-    return 0.0 if schedule.persistent else EXPOSED * -(-_tiles(schedule, shape) // target.multiprocessors)
+    return 0.0 if schedule.persistent else EXPOSED * -(-tile_count(schedule, shape) // target.multiprocessors)
 
 
 def _part_left(schedule: Wgmma, shape: ProductShape, target: Target, left: float) -> float:
     """The part of its time that a product takes of which so much is left: as long as the longest tile takes, and as what is left of all of them."""
-    tiles = _tiles(schedule, shape)
+    tiles = tile_count(schedule, shape)
     rounds = left * tiles / target.multiprocessors
     # Tiles of persistent blocks are alike.
     return (ceil(rounds) if schedule.persistent else max(1.0, rounds + UNEVEN)) / max(1, -(-tiles // target.multiprocessors))
@@ -328,7 +306,7 @@ def _turns_time(turns: Sequence[Turn], target: Target, hints: Mapping[str, int])
         memory = turn.memory.type
         assert isinstance(memory, Tensor)
         moved += target.costs.launch.second
-        moved += 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / target.costs.wgmma.turn
+        moved += 2 * number_of(product(memory.shape), hints) * memory.dtype.itemsize / target.costs.wgmma.turn
     return moved
 
 
@@ -336,11 +314,11 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
     """Schedules for a convolution of few channels that counts the row of a window as channels, where sums have fewer steps than with a pixel's channels alone."""
     ranked: Ranked = []
     for way, folded, form in row_forms(kernel):
-        if _number(form.channels, hints) >= MANY_CHANNELS:
+        if number_of(form.channels, hints) >= MANY_CHANNELS:
             return []
-        depth, taps = _number(form.depth, hints), _number(form.taps_along(form.axis), hints)
+        depth, taps = number_of(form.depth, hints), number_of(form.taps_along(form.axis), hints)
         steps = -(-depth // STEP)
-        if not steps or steps > FEWER_STEPS * taps * -(-_number(form.channels, hints) // STEP):
+        if not steps or steps > FEWER_STEPS * taps * -(-number_of(form.channels, hints) // STEP):
             continue
         rows = form.image_rows(0)
         main = form.convolution(form.overlapping(rows), form.weight_rows(1))
@@ -348,14 +326,14 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
         if found is None:
             continue
         assert isinstance(rows.type, Tensor) and form.image.tensor is not None
-        elements = sum(_number(product(shape), hints) for shape in (rows.type.shape, form.image.tensor.shape))
+        elements = sum(number_of(product(shape), hints) for shape in (rows.type.shape, form.image.tensor.shape))
         moved = 2 * target.costs.launch.second + elements * rows.type.dtype.itemsize / (target.costs.wgmma.turn if WAYS[way] else target.costs.wgmma.gather)
         if way == "image_gather":
             assert form.image.tensor is not None
-            moved += target.costs.launch.second + 2 * _number(product(form.image.tensor.shape), hints) * rows.type.dtype.itemsize / target.costs.wgmma.turn
+            moved += target.costs.launch.second + 2 * number_of(product(form.image.tensor.shape), hints) * rows.type.dtype.itemsize / target.costs.wgmma.turn
         # Phases of a transposed convolution would share an image that is turned, but have rows of their own. Such a copy takes twice the time of one that turns: 32 µs instead of 16 for 18 MB.
         moved *= 2 if "phase" in kernel.attrs else 1
-        apart = _number(form.pitch(rows.type.shape[-1]), hints)
+        apart = number_of(form.pitch(rows.type.shape[-1]), hints)
         shape = shape_of(found, hints)
         shape = replace(shape, k=shape.k // max(1, depth) * steps * STEP)
         own = [s for _, s in _by_warp_groups(main, found, target, hints, len(found.k) - 1) if s.a_copy == "im2col" and s.split_k == 1 and _is_roomy(s, found)]
@@ -366,14 +344,14 @@ def _in_rows(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked
 def _rows_time(schedule: Wgmma, shape: ProductShape, target: Target, found: Contraction, apart: int, depth: int) -> float:
     """Microseconds of a convolution by rows of windows, of `depth` channels each, that lie `apart` elements from one another. Sums are whole steps."""
     costs, area = target.costs.wgmma, schedule.m * schedule.n
-    rounds, steps = _rounds(schedule, shape, target), -(-shape.k // (STEP * schedule.cluster_k))
-    rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, 1), costs.other_tiles) if schedule.n % 64 == 0 else _rate_between(schedule, costs)
+    rounds, steps = rounds_of(schedule, shape, target), -(-shape.k // (STEP * schedule.cluster_k))
+    rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, 1), costs.other_tiles) if schedule.n % 64 == 0 else rate_between(schedule, costs)
     lines = 1.0 if apart % STEP == 0 else costs.straddling[int(apart % 16 != 0)]
     feed = (schedule.m * lines + schedule.n) * ROW_BYTES / costs.rows[0] * (costs.rows_in_turns if schedule.pingpong else 1.0)
     whole = -(-depth // STEP) * STEP
     outside = shape.k // whole * schedule.m * (whole - depth) * found.a.dtype.itemsize / costs.rows[1] / schedule.cluster_k
     main = rounds * (steps * max(2 * area * STEP / (costs.rate * rate) + costs.pixels, feed) + outside)
-    return costs.start + main + _finishing(schedule, finishing_work(found), ceil(rounds), costs) + _exchange(schedule, shape, target)
+    return costs.start + main + finishing(schedule, finishing_work(found), ceil(rounds), costs) + exchange(schedule, shape, target)
 
 
 _IMAGE_TILES = {(128, 2): (120, (128, 96, 64, 32)), (192, 3): (80, (128, 64)), (256, 2): (56, (64, 32))}
@@ -396,7 +374,7 @@ def image_schedules(kernel: Kernel, whole: Contraction, target: Target, hints: M
         return []
     terms = 4 if sizes.k < SHORT_TERMS else 3
     ranked: Ranked = []
-    few = bool(_number(whole_form.channels, hints) % IMAGE_STEP)
+    few = bool(number_of(whole_form.channels, hints) % IMAGE_STEP)
     for folded, way in [*((folded, "") for folded in _foldings(whole_form, hints)), *((0, way) for way in OVERLAPPING if few)]:
         form = parts_form(kernel, folded, way, whole)
         if form is not None:
@@ -408,9 +386,9 @@ def _foldings(form: ImageForm, hints: Mapping[str, int]) -> list[int]:
     """Which axes may be worth folding into channels, as bits: those along which windows leave places out, and one more where channels are few."""
     places = {axis: 1 << number for number, axis in enumerate(form.order[1:-1])}
     foldable = form.foldable
-    sparse = sum(places[axis] for axis in foldable if form.step(axis) > _number(form.taps_along(axis), hints))
-    few = _number(form.channels, hints) % IMAGE_STEP or IMAGE_STEP
-    others = [sparse | places[axis] for axis in foldable if _number(form.taps_along(axis), hints) > 1] if few < IMAGE_STEP else []
+    sparse = sum(places[axis] for axis in foldable if form.step(axis) > number_of(form.taps_along(axis), hints))
+    few = number_of(form.channels, hints) % IMAGE_STEP or IMAGE_STEP
+    others = [sparse | places[axis] for axis in foldable if number_of(form.taps_along(axis), hints) > 1] if few < IMAGE_STEP else []
     return list(dict.fromkeys((0, sparse, *others)))
 
 
@@ -431,21 +409,21 @@ def _image_ranked(form: ImageForm, terms: int, folded: int, way: str, target: Ta
     whole, divided, along = target.costs.wgmma.parts
     rate = target.costs.wgmma.turn if way else whole if form.depth == form.channels else along if form.turns_last else divided
     assert isinstance(image_parts.type, Tensor) and isinstance(weight_parts.type, Tensor)
-    weights = _number(product(weight_parts.type.shape), hints)
-    elements = _number(product(image_parts.type.shape), hints) + _number(form.read, hints) + 1.5 * weights
+    weights = number_of(product(weight_parts.type.shape), hints)
+    elements = number_of(product(image_parts.type.shape), hints) + number_of(form.read, hints) + 1.5 * weights
     moved = 2 * target.costs.launch.second + 4 * elements / rate
     moved *= 2 if way and "phase" in form.kernel.attrs else 1  # phases would share parts of the image as it is, but have rows of their own
     store = "direct" if swap else "tma"
     # Steps of a place of the window are alike, and as short as instructions allow; what they read lies in the L2 cache, into which every pixel comes once.
-    channels = _number(found.reduce_extents[inner], hints)
+    channels = number_of(found.reduce_extents[inner], hints)
     steps = -(-channels // IMAGE_STEP)
     step = -(-channels // (max(1, steps) * IMAGE_PART)) * IMAGE_PART
     like = Wgmma(128, 128, step, epilogue_stages=1, inner=inner, swap_ab=swap, store=store, a_copy="im2col", tf32_terms=terms, folded=folded, to_channels_last=way, chunk=step)
     # Columns of results that leave registers one by one may be as many as there are filters.
-    tiles = _image_tiles(like, _fitting(shape.m, THIN + 8) if swap else [])
+    tiles = _image_tiles(like, fitting(shape.m, THIN + 8) if swap else [])
     # Windows' rows that begin anywhere in 32 bytes take longer to bring.
     assert isinstance(seen.type, Tensor)
-    slower = target.costs.wgmma.straddling_parts if way and _number(seen.type.strides[-2], hints) % UNIT else 1.0
+    slower = target.costs.wgmma.straddling_parts if way and number_of(seen.type.strides[-2], hints) % UNIT else 1.0
     return [(slower * _image_time(s, replace(shape, k=shape.k // max(1, channels) * steps * step), target) + moved, s) for s in tiles]
 
 
@@ -458,7 +436,7 @@ def _image_tiles(like: Wgmma, fitting: list[int]) -> list[Wgmma]:
 def _image_time(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
     """Microseconds of a convolution in parts, without the copies that make these."""
     costs, area = target.costs.wgmma, schedule.m * schedule.n
-    rounds = -(-_tiles(schedule, shape) // target.multiprocessors)
+    rounds = -(-tile_count(schedule, shape) // target.multiprocessors)
     # Instructions with few columns wait for shared memory, which brings 64 rows for each.
     rate = costs.rate / 2 * costs.parted * schedule.n / (schedule.n + 32)
     # Pixels come as slowly as rows of windows do, and where only the next step is on its way, later.
@@ -500,7 +478,7 @@ def is_copied(kernel: Kernel, found: Contraction) -> bool:
 
 def tiles_of(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmma]:
     """Tiles for a contraction of these sizes, with nothing said of how operands lie."""
-    return _wgmma(found, shape, target)
+    return wgmma_tiles(found, shape, target)
 
 
 def fits_blocks(found: Contraction, schedule: Wgmma) -> bool:
@@ -614,9 +592,6 @@ def _copied(kernel: Kernel, way: str, folded: int) -> Kernel:
     return turned_kernel(kernel, way) if way else kernel
 
 
-# -- Hopper ---------------------------------------------------------------------------------------------------------
-
-
 def _multiplies(found: Contraction, precision: str) -> bool:
     """Whether warp-group instructions multiply what is multiplied here."""
     dtype = found.a.dtype
@@ -637,7 +612,7 @@ def _channel(found: Contraction, hints: Mapping[str, int]) -> int:
     """The summed index to cut into steps where pixels come with all of their channels: these, also if they are few."""
     for factor in (found.a, found.b):
         lies = image(found, factor)
-        if lies is not None and _number(found.reduce_extents[lies.channel], hints) >= FEW_CHANNELS:
+        if lies is not None and number_of(found.reduce_extents[lies.channel], hints) >= FEW_CHANNELS:
             return lies.channel
     return _inner(found, hints)
 
@@ -662,7 +637,7 @@ def _in_reach(found: Contraction, factor: Factor, hints: Mapping[str, int]) -> b
         last = ((found.extents[pixel] if pixel is not None else ONE) - 1) * step + first - (tensor.shape[1 + axis] - 1)
         corners = [first, *([last.evaluate(hints)] if last.names <= hints.keys() else [])]
         places = found.reduce_extents[offset] if offset is not None else ONE
-        far = (_number(places, hints) - 1) * lies.dilations[axis] if places.names <= hints.keys() else 0
+        far = (number_of(places, hints) - 1) * lies.dilations[axis] if places.names <= hints.keys() else 0
         if step > STEPS or far > MOST_OFFSET[tensor.rank] or not all(least <= c <= most for c in corners):
             return False
     return True
@@ -712,16 +687,6 @@ def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
     return all(divisors.of_size(x, kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
 
 
-@record
-class Raw:
-    """What a factor that warp groups can compute in registers is computed from."""
-
-    bytes: int
-    """Of the arrays that have its size, for each element."""
-    groups: bool
-    """Others have an element for each group of steps."""
-
-
 def raw_of(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> Raw | None:
     """What a factor is computed from, where warp groups can do it in registers: what has its size can be copied in rows along the sum (f32
     also across it), and all else is the same for a row, a column, or a step."""
@@ -761,10 +726,6 @@ def raw_of(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> Ra
     return Raw(total, groups) if total else None
 
 
-Raws = tuple[Raw | None, Raw | None]
-"""Of the first factor and of the second."""
-
-
 def _sources(value: Value, made: Mapping[Value, Op]) -> set[Value]:
     """All values an index is made of."""
     found, waiting = set[Value](), [value]
@@ -793,8 +754,8 @@ def _from_registers(
     for swap, factor, made_of, way in ((False, found.a, raw[0], ways[1]), (True, found.b, raw[1], ways[0])):
         if made_of is None or way == "im2col":
             continue
-        for s in _wgmma(found, shape, target):
-            given = replace(s, swap_ab=swap) if (s.m, s.n) in _SHAPES else s
+        for s in wgmma_tiles(found, shape, target):
+            given = replace(s, swap_ab=swap) if (s.m, s.n) in SHAPES else s
             rows = given.m // given.math_warpgroups
             # Taking turns leaves nobody to multiply while words are computed; parts of a sum need masks in every step.
             if given.pingpong or given.split_k > 1 or given.swap_ab != swap or given.cluster > 1 or rows * given.n > 128 * 128 + 64 * 128 * (given.math_warpgroups == 1):
@@ -808,246 +769,13 @@ def _from_registers(
     return candidates
 
 
-_TILES = (
-    Wgmma(128, 256, 64, stages=4, math_warpgroups=2),
-    Wgmma(128, 192, 64, stages=4, math_warpgroups=2, pingpong=True, mma_in_flight=1, epilogue_stages=3),
-    Wgmma(128, 192, 64, stages=4, math_warpgroups=2, epilogue_stages=3),
-    Wgmma(128, 128, 64, stages=6, math_warpgroups=2, pingpong=True, mma_in_flight=1),
-    Wgmma(192, 192, 64, stages=4, math_warpgroups=3, epilogue_stages=1),
-    Wgmma(192, 192, 64, stages=4, math_warpgroups=3, epilogue_stages=1, cluster=2),
-    Wgmma(64, 128, 64, stages=8, math_warpgroups=2, pingpong=True, mma_in_flight=1),
-    Wgmma(128, 64, 64, stages=8, math_warpgroups=2),
-)
-"""Tiles worth having."""
-_SHAPES = {(s.m, s.n) for s in _TILES}
-_TERM_TILES = tuple(
-    replace(s, bf16_terms=6, chunk=512)
-    for s in (
-        Wgmma(128, 192, 64, stages=4, math_warpgroups=2),
-        Wgmma(128, 128, 64, stages=6, math_warpgroups=2, mma_in_flight=1),
-        Wgmma(192, 128, 64, stages=4, math_warpgroups=3, epilogue_stages=1),
-        Wgmma(128, 64, 64, stages=8, math_warpgroups=2),
-    )
-)
-"""Tiles of terms: threads hold their sums twice."""
 TERM_BYTES = 3.2
 """Moved for each element of terms, about, beside what the product reads: terms are written, f32 is read, and writing is slower than reading."""
 MADE_TERM_BYTES = 1.0
 """The same where what makes a factor writes its terms, instead of f32."""
-_THIN = (8, 16, 32, 64)
-"""Results along the short side of a product with few rows, whose time is that of reading the other factor."""
 FEWEST = 4
 """Stages a factor computed in registers needs: two steps hold theirs at once."""
 ROOMY = 64 * 128
 """Results of a warp group that multiplies pixels beside which its threads hold addresses without spilling; twice as many without these."""
 
 
-def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmma]:
-    size = found.a.dtype.itemsize
-    candidates: list[Wgmma] = []
-    for tile in _TILES:
-        candidates += _in_parts(tile, shape, target)
-    few = min(shape.m, shape.n)
-    if few <= 64:
-        # Nearly all of the time goes into reading the long side: many blocks, and deep rings.
-        width = next((w for w in _THIN if w >= few), 64)
-        for rows in (64, 128):
-            thin = Wgmma(rows, width, 64, math_warpgroups=rows // 64, swap_ab=shape.m <= shape.n, store="direct")
-            if rows == 64:
-                thin = replace(thin, mma_in_flight=1, persistent=_tiles(thin, shape) > target.multiprocessors)
-                candidates += _in_clusters(thin, shape, target)
-            candidates += _in_parts(_deep(thin, target), shape, target)
-        for long in (16, 32, 64, 128):
-            other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
-            candidates.append(_deep(other, target))
-    elif few == shape.m <= 256 and few % 64 and size == 2:
-        candidates += _fitted_rows(few, target)
-    if is_deep(shape.m, shape.n, shape.k) and shape.batch == 1:
-        candidates += _long_sums(found, shape, target)
-    # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
-    return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
-
-
-def _fitted_rows(few: int, target: Target) -> list[Wgmma]:
-    """Tiles for a product of few rows and many columns, exchanged: all rows are columns of a tile, so that the long factor is read once. Pieces of 16 columns are
-    turned on their way out."""
-    tile = Wgmma(128, -(-few // 16) * 16, 64, math_warpgroups=2, pingpong=True, mma_in_flight=1, swap_ab=True)
-    room = target.max_shared - 2048 - tile.math_warpgroups * tile.epilogue_stages * 64 * ROW_BYTES
-    return [replace(tile, stages=min(8, room // ((tile.m + tile.n) * ROW_BYTES)))] if tile.rows * tile.n <= 192 * WARPGROUP else []
-
-
-def _long_sums(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmma]:
-    """Tiles for few results and a long sum, whose time is that of reading both factors: tiles so large that hardly a byte comes twice, and a part of the sum for
-    every multiprocessor."""
-    tiles: list[Wgmma] = []
-    for groups, m in ((1, 64), (2, 128), (3, 192), (2, 256)):
-        for n in (64, 128, 192, 256):
-            if m - 64 < shape.m and n - 64 < shape.n:
-                tiles.append(Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1))
-        for swap, factor, rows, columns in ((False, found.b, shape.m, shape.n), (True, found.a, shape.n, shape.m)):
-            # Rows that run across the sum come in whole blocks; to turn them first takes longer than to pack them as they lie.
-            if m - 64 < rows and runs_along(found, factor):
-                tiles += [Wgmma(m, n, 64, math_warpgroups=groups, epilogue_stages=1, swap_ab=swap, store="direct") for n in _fitting(columns)]
-    return [deep for tile in tiles for deep in _in_long_parts(tile, shape, target)]
-
-
-def _fitting(columns: int, least: int = NARROW + 8) -> list[int]:
-    """Columns of a tile that leave hardly any of its instructions without work: those of one of a few like parts."""
-    widths = dict.fromkeys(-(-columns // parts // 8) * 8 for parts in range(1, 5))
-    return [n for n in widths if least <= n <= 256 and n % 64]
-
-
-def _in_long_parts(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
-    """The schedule with as many stages as there is room for, and a part of the sum for every multiprocessor; nothing where it has no room, or one part."""
-    groups = schedule.math_warpgroups
-    room = target.max_shared - 2048 - groups * 64 * 128
-    deep = replace(schedule, stages=min(8, room // ((schedule.m + schedule.n) * 128)))
-    parts = min(target.multiprocessors // max(1, _tiles(deep, shape)), shape.k // 512)
-    registers = deep.rows * deep.n // 128
-    return [replace(deep, split_k=parts)] if parts > 1 and deep.stages > 1 and registers <= (192 if groups < 3 else 112) else []
-
-
-def _deep(schedule: Wgmma, target: Target) -> Wgmma:
-    """With as many stages as shared memory holds, beside what the blocks of a cluster send of their sums."""
-    room = target.max_shared - 4096 - 4 * (schedule.cluster_k - 1) * schedule.m * schedule.n
-    return replace(schedule, stages=max(1, min(24, room // ((schedule.m + schedule.n) * 128))))
-
-
-def _in_parts(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
-    """The schedule, and the same with the sum cut so that more multiprocessors take part."""
-    tiles = max(1, _tiles(schedule, shape))
-    found = [schedule]
-    if tiles < target.multiprocessors and schedule.cluster == 1:
-        most = min(32, target.multiprocessors // tiles, shape.k // 512)
-        found += [replace(schedule, split_k=parts) for parts in {most, most // 2, 2} if parts > 1]
-    return found
-
-
-def _in_clusters(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
-    """The same with every tile's sum shared by the blocks of a cluster."""
-    found = [_deep(replace(schedule, cluster_k=blocks), target) for blocks in (2, 4, 8) if shape.k >= 512 * blocks]
-    most = {s.cluster_k: target.costs.wgmma.clusters[s.cluster_k] * target.multiprocessors for s in found}
-    return [s for s in found if _tiles(s, shape) * s.cluster_k <= most[s.cluster_k] and s.stages >= 4]
-
-
-def _tiles(schedule: Wgmma, shape: ProductShape) -> int:
-    m, n = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
-    return shape.batch * -(-m // schedule.m) * -(-n // (schedule.n * schedule.cluster)) * schedule.cluster
-
-
-def cost(
-    schedule: Wgmma,
-    shape: ProductShape,
-    target: Target,
-    found: Contraction,
-    raw: Raws = (None, None),
-    work: EpilogueWork | None = None,
-    pixel: PixelReads | None = None,
-) -> float:
-    """Estimated microseconds. `raw`: what the factors are computed from; `work`: what happens to the sums, where that is not the kernel's; `pixel`: how pixels are
-    read, where they are."""
-    size = found.a.dtype.itemsize
-    costs, launch = target.costs.wgmma, target.costs.launch
-    rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, schedule.cluster), costs.other_tiles)
-    if (schedule.a_copy == "im2col" or schedule.n > 64) and schedule.n % 64:
-        rate = _rate_between(schedule, costs)
-    cut = schedule.split_k * schedule.cluster_k
-    k = -(-shape.k // cut)
-    blocks = _tiles(schedule, shape) * cut
-    rounds = _rounds(schedule, shape, target)
-    area = schedule.m * schedule.n
-    ragged = not schedule.bf16_terms and _is_ragged(found, shape)  # rows of terms are whole lines
-    # Blocks of a cluster share a's rows.
-    along = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
-    tile = (schedule.m, schedule.n)
-    outside = costs.outside_long if is_deep(shape.m, shape.n, shape.k) else costs.outside
-    down, across = (side + (outside - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
-    rows = down / schedule.cluster + across
-    feed = rows * k * size / (costs.feed_ragged if ragged else costs.feed)
-    pixels = pixel if pixel is not None and schedule.a_copy == "im2col" else None
-    if pixels is not None and pixels.empty:
-        empty = pixels.empty / cut
-        feed = rows * size * ((k - empty) / costs.feed_pixels[0] + empty / costs.feed_pixels[1])
-    # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
-    compute = 2 * area * k * size / 2 / (costs.rate * rate)
-    sizes = [size, size]
-    if schedule.a_copy == "rs":
-        made_of = raw[int(schedule.swap_ab)] or Raw(size, False)
-        steps = -(-k // schedule.k)
-        compute = max(compute, costs.rs_beside * compute + steps * (costs.rs_step_of_groups if made_of.groups else costs.rs_step))
-        sizes[int(schedule.swap_ab)] = made_of.bytes
-    if schedule.a_copy == "im2col":
-        compute += -(-k // schedule.k) * costs.pixels
-    main = rounds * max(compute, feed)
-    if schedule.split_k == 1:
-        main += _finishing(schedule, work or finishing_work(found), ceil(rounds), costs)
-    else:
-        main += 2 * 64 * area / costs.rate * (1 if schedule.pingpong else rounds)
-    again = [1, 1] if pixels is None else [1, pixels.taps] if schedule.swap_ab else [pixels.taps, 1]
-    # A pixel comes from memory once, and from the cache for all other windows it is in.
-    read = shape.batch * shape.k * (shape.m * sizes[0] / again[0] + shape.n * sizes[1] / again[1])
-    traffic = max(read / costs.stream, read / (max(1, min(blocks, target.multiprocessors)) * costs.arrive))
-    # Reading hides computing only so far.
-    total = costs.start + max(main, traffic) + 0.25 * min(main, traffic)
-    packed = (schedule.b_copy, schedule.a_copy) if schedule.swap_ab else (schedule.a_copy, schedule.b_copy)
-    for way, across in zip(packed, (shape.m, shape.n), strict=True):
-        if way == "pack":
-            moved = costs.packing if len(found.k) == 1 else costs.packing_windows
-            total += launch.second + moved * shape.batch * across * shape.k * size / costs.stream
-    if schedule.pdl:
-        total -= launch.saved_early
-        filled = blocks / target.multiprocessors
-        uneven = 0.5 < filled < 0.95 or 1 < filled < 1.9
-        often = 2.0 if is_deep(shape.m, shape.n, shape.k) else 2.5
-        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > often * read):
-            total += launch.scattered * max(main, traffic)
-    total += _exchange(schedule, shape, target)
-    if schedule.split_k > 1:
-        total += launch.second + 2 * 4 * schedule.split_k * shape.batch * shape.m * shape.n / (1.5 * costs.stream)
-    return total
-
-
-def _exchange(schedule: Wgmma, shape: ProductShape, target: Target) -> float:
-    """Microseconds until the sums of blocks that share a tile are at the one that finishes it."""
-    costs = target.costs.wgmma
-    if schedule.stream_k:
-        return costs.streamed[0] + costs.streamed[1] * (1 + ceil(target.multiprocessors / max(1, _tiles(schedule, shape))))
-    return (schedule.cluster_k - 1) * (costs.exchange + 4 * schedule.m * schedule.n / costs.box)
-
-
-def _finishing(schedule: Wgmma, work: EpilogueWork, rounds: int, costs: WgmmaCosts) -> float:
-    """Microseconds from the sums of tiles to their results."""
-    area = schedule.m * schedule.n
-    total = 2 * 64 * area / costs.rate * (1 if schedule.pingpong else rounds)
-    each = (costs.finish_hidden, costs.read_hidden) if schedule.pingpong else (costs.finish, costs.read)
-    if schedule.pingpong and rounds == 1:
-        each = 2 * costs.finish, 2 * costs.read  # nobody else has a tile: one group alone finishes this one
-    # One, a bias perhaps, is lost among what every result takes.
-    total += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
-    if schedule.swap_ab and schedule.a_copy == "im2col":
-        alone, hidden = (costs.turned, costs.turned_hidden) if schedule.store == "turned" else (costs.scatter, costs.scatter_hidden)
-        total += rounds * area * (hidden if schedule.pingpong else alone)
-    return total
-
-
-def _rate_between(schedule: Wgmma, costs: WgmmaCosts) -> float:
-    """The rate of a tile with a number of columns that no known one has: between those of its neighbours, and below the narrowest what shared memory allows, which
-    brings 64 rows for each instruction."""
-    known = sorted((n, rate) for (m, n, pingpong, cluster), rate in costs.tile_rates.items() if (m, pingpong, cluster) == (schedule.m, schedule.pingpong, schedule.cluster))
-    wider = next(((n, rate) for n, rate in known if n > schedule.n), None)
-    narrower = next(((n, rate) for n, rate in reversed(known) if n < schedule.n), None)
-    if wider is not None and narrower is not None:
-        return narrower[1] + (wider[1] - narrower[1]) * (schedule.n - narrower[0]) / (wider[0] - narrower[0])
-    if wider is not None:
-        return wider[1] * schedule.n / (schedule.n + NARROW) * (wider[0] + NARROW) / wider[0]
-    return narrower[1] if narrower is not None else costs.other_tiles
-
-
-def _is_ragged(found: Contraction, shape: ProductShape) -> bool:
-    """Whether rows of operands begin in the middle of the L2 cache's lines."""
-    lengths = []
-    for factor, across in ((found.a, shape.m), (found.b, shape.n)):
-        lies, tensor = plane(found, factor), factor.tensor
-        if lies is not None and tensor is not None:
-            lengths.append((shape.k if lies.k == tensor.rank - 1 else across) * tensor.dtype.itemsize)
-    return any(length % 128 for length in lengths)

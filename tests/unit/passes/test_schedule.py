@@ -59,7 +59,7 @@ def test_gpu_schedules_fit_the_target(kernel: Kernel, hints: dict[str, int], tar
 def test_short_rows_share_a_block() -> None:
     short, long = (choose(reduce_2d(), GPU, {"rows": 4096, "cols": cols}) for cols in (32, 65536))
     assert short.tiles[0] > long.tiles[0] == 1
-    assert long.threads > 128
+    assert long.threads >= 128
 
 
 def test_columns_keep_lanes_along_memory() -> None:

@@ -409,7 +409,7 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
 def _shifted_map(kernel: Kernel, nest: Nest, plain: Schedule, hints: Mapping[str, int], target: Target) -> Schedule | None:
     """The same for rows of results that begin anywhere, whose tiles begin before them, at whole vectors. Of short rows a block has several, and a thread a vector of
     one. None for rows that begin at whole vectors anyway, and for those of few vectors, which are ends above all."""
-    from tilewright.passes.common.shift_rows import map_start
+    from tilewright.passes.common.shift_rows import map_start, shares_columns
 
     axis, vector, costs = plain.vector_index, plain.vector, target.costs.maps
     if vector == 1 or target.kind != "nvptx" or plain.across > 1 or kernel.attrs.get("in_order") or is_watched(kernel):
@@ -423,6 +423,8 @@ def _shifted_map(kernel: Kernel, nest: Nest, plain: Schedule, hints: Mapping[str
     tiles[axis] = min(plain.tiles[axis], power_of_two(length))
     other = next((p for p in reversed(range(len(tiles))) if p != axis and nest.extents[p] != ONE), None)
     if other is not None and length < costs.shifted_row:
+        if shares_columns(kernel, nest.parallel, axis):
+            return None  # what is one vector for all rows of a block would be single elements for each
         tiles[other] = min(costs.shifted_threads * vector // tiles[axis], power_of_two(hint(nest.extents[other], hints)))
         return replace(plain, tiles=tuple(tiles), threads=max(target.warp_size, prod(tiles) // vector), shifted=True)
     return replace(plain, tiles=tuple(tiles), threads=max(target.warp_size, min(plain.threads, tiles[axis] // vector)), shifted=True)

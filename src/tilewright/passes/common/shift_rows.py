@@ -53,6 +53,11 @@ def map_start(kernel: Kernel, parallel: Op, axis: int, vector: int) -> Affine | 
     return start if 2 * len(aligned) > len(found) else None
 
 
+def shares_columns(kernel: Kernel, parallel: Op, axis: int) -> bool:
+    """Whether a map reads something along its rows that is the same for all of them."""
+    return any(op.opcode == "load" and form.values == (column,) for op, column, form in _in_map(kernel, parallel, axis))
+
+
 def aligned_in_map(kernel: Kernel, parallel: Op, axis: int, start: Affine, vector: int) -> set[int]:
     """Ids of the loads and stores of a map whose vectors lie at multiples of their size once rows that begin at `start` are shifted."""
     return _aligned(kernel, _in_map(kernel, parallel, axis), start, vector)

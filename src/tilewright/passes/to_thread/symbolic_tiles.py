@@ -106,7 +106,7 @@ def _uniform(view: ThreadView, b: Builder, op: Op, held: Sequence[Held], result:
         for one in held:
             if isinstance(one, RegisterIndex) and not one.factors.get(view.axis, 0):
                 numbers.append(view.first(b, one, view.collapsed(cell, one.shape)))
-            if isinstance(one, SameInVector):
+            elif isinstance(one, SameInVector):
                 numbers.append(one.cells[cell])
             else:
                 return None

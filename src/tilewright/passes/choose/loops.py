@@ -541,7 +541,7 @@ def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, hints: Ma
     from tilewright.passes.common.shift_rows import read_shared, row_start
 
     costs, length, results = target.costs.rows, power_of_two(hint(nest.reduce_extent, hints)), hint(product(nest.extents), hints)
-    if len(nest.reductions) != 1 or nest.sweeps or not rank or str(nest.reductions[0].attrs["kind"]).startswith("arg"):
+    if len(nest.reductions) != 1 or nest.sweeps or not rank or str(nest.reductions[0].attrs["kind"]).startswith("arg") or target.has("serial"):
         return None
     if length < (costs.streamed if _computes_much(nest) else costs.streamed_light):
         return None
@@ -555,6 +555,7 @@ def _streamed_rows(kernel: Kernel, nest: Nest, rank: int, vector: int, hints: Ma
         threads = costs.threads * (2 if nest.narrowest >= 4 else 1)  # a stretch of a row that was cut: there are just as many as fill the device with such blocks
     while threads < 2 * costs.threads and results * threads < target.multiprocessors * target.threads_per_sm // 2:
         threads *= 2
+    threads = min(threads, target.max_threads)
     return Schedule((1,) * rank, threads * vector, vector, vector_on_reduction=True, threads=threads, shifted=True, together=together)
 
 

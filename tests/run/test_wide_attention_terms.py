@@ -11,7 +11,7 @@ import tilewright as tw
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
 from tilewright.ir.program import Program
-from tilewright.passes.choose import matrix
+from tilewright.passes.choose import matrix, wgmma_tiles
 from tilewright.passes.schedules.matrix import Wgmma
 
 
@@ -19,8 +19,8 @@ from tilewright.passes.schedules.matrix import Wgmma
 def by_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products, too, are those of terms, with tiles of 128 x 128 and whole sums."""
     monkeypatch.setattr(matrix, "warp_time", lambda *_: 1e9)
-    monkeypatch.setattr(matrix, "_in_parts", lambda schedule, *_: [schedule])
-    monkeypatch.setattr(matrix, "_TERM_TILES", tuple(s for s in matrix._TERM_TILES if (s.m, s.n) == (128, 128)))
+    monkeypatch.setattr(matrix, "in_parts", lambda schedule, *_: [schedule])
+    monkeypatch.setattr(matrix, "TERM_TILES", tuple(s for s in wgmma_tiles.TERM_TILES if (s.m, s.n) == (128, 128)))
 
 
 def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:

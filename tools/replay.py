@@ -70,39 +70,26 @@ given: list[Text] = []
 
 
 class _Machine:
-    """Stands for a target machine, and for the target it is made of."""
+    """Stands for a target machine."""
 
-    target_data = ""
+    def __init__(self, triple: str, cpu: str = "", features: str = "", opt: int = 2, code_model: str = "small") -> None:
+        self.name = f"{triple} codemodel={code_model} cpu={cpu} features={features} opt={opt} reloc=pic"
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def data_layout(self) -> str:
+        return ""
 
-    def create_target_machine(self, **options: object) -> _Machine:
-        return _Machine(" ".join([self.name, *(f"{key}={value}" for key, value in sorted(options.items()))]))
-
-    def emit_object(self, module: _Module) -> bytes:
+    def emit(self, module: _Module, as_object: bool) -> bytes:
         given.append(Text(self.name, module.text))
         return b""
 
-    def emit_assembly(self, module: _Module) -> str:
-        given.append(Text(self.name, module.text))
-        return ""
-
 
 class _Module:
-    """Stands for a module, and for the pass manager that would change it."""
+    """Stands for a module of LLVM."""
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
 
-    def verify(self) -> None: ...
-
-    def getModulePassManager(self) -> _Module:
-        return self
-
-    def run(self, *_: object) -> None: ...
-
-    def detach(self) -> None: ...
+    def optimise(self, *_: object, **__: object) -> None: ...
 
     def close(self) -> None: ...
 
@@ -110,17 +97,13 @@ class _Module:
 def pin() -> None:
     """From now on nothing of this machine or its user decides: no settings, no cache, no measurements, no GPU, no other
     processes. Neither is there an LLVM. To be called before anything of the compiler is imported."""
-    import llvmlite.binding as llvm
-    from llvmlite.binding.newpassmanagers import NewPassManager
-
     for name in [name for name in os.environ if name.startswith("TILEWRIGHT_")]:
         del os.environ[name]
     os.environ |= {"TILEWRIGHT_CACHE": "0", "TILEWRIGHT_TUNING": "off", "TILEWRIGHT_ISOLATE": "never"}
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": "/nonexistent"}
-    llvm.parse_assembly = lambda text, context=None: _Module(text)
-    llvm.create_pass_builder = lambda machine, tuning: _Module()
-    NewPassManager._dispose = lambda manager: None
-    llvm.Target.from_triple = staticmethod(_Machine)
+    from tilewright.base import llvm_library
+
+    llvm_library.TargetMachine, llvm_library.LlvmModule = _Machine, _Module  # type: ignore[assignment, misc]
 
 
 # -- names do not count ------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedules.matrix import CpuProduct
 from tilewright.passes.to_tile.lower_loops import LoopLowering
+from tilewright.passes.to_tile.panels.count_up import count_up
 from tilewright.passes.to_tile.panels.frames import column_step, is_inside
 from tilewright.passes.to_tile.panels.short_rows import ROWS_APART, ShortRows, merges_apart, span_of
 from tilewright.passes.to_tile.panels.sides import Side, needed_ops
@@ -818,15 +819,7 @@ class PanelCopies(LoopLowering):
 
     def _count_up(self, b: Builder, digits: Sequence[Value]) -> list[Value]:
         """The indices of the next step of the sum."""
-        following: list[Value] = []
-        zero, one = b.index(0), b.index(1)
-        carry = one
-        for position in reversed(range(len(digits))):
-            raised = b.add(digits[position], carry)
-            full = b.op("eq", raised, b.index(self.k_extents[position]))
-            following.insert(0, b.select(full, zero, raised) if position else raised)
-            carry = b.select(full, one, zero)
-        return following
+        return count_up(b, digits, self.k_extents)
 
     def _segments(
         self, b: Builder, extents: Sequence[Size], limit: Size, low: Value, high: Value,

@@ -21,6 +21,7 @@ from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tensor
+from tilewright.passes.to_tile.panels.count_up import count_up
 from tilewright.passes.to_tile.panels.sides import Side
 
 ROWS_APART = (3, 5)
@@ -83,15 +84,7 @@ class ShortRows:
 
     def _next(self, b: Builder, digits: Sequence[Value]) -> list[Value]:
         """The row behind that of these digits."""
-        following: list[Value] = []
-        zero, one = b.index(0), b.index(1)
-        carry = one
-        for position in reversed(range(len(digits))):
-            raised = b.add(digits[position], carry)
-            full = b.op("eq", raised, b.index(self.extents[position]))
-            following.insert(0, b.select(full, zero, raised) if position else raised)
-            carry = b.select(full, one, zero)
-        return following
+        return count_up(b, digits, self.extents)
 
     def steps_within(self, b: Builder, pieces: Sequence[tuple[Value, Value | None]], span: tuple[Size, Size], inner: Size) -> Value:
         """How many terms, from the first of the sum on, read nothing outside of the array."""

@@ -275,3 +275,17 @@ def attend(score: np.ndarray, v: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         p = np.exp(score - score.max(-1, keepdims=True, initial=-np.inf))
         return np.einsum("bhij,bhje->bhie", p, v) / p.sum(-1, keepdims=True)
+
+
+def attend_in_chains(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+    """Attention as loops in f32 have it: scores and weighted values are sums of multiply-adds, one after the other."""
+    chain = np.zeros((*q.shape[:-1], k.shape[-2]), np.float32)
+    for d in range(q.shape[-1]):
+        chain = (chain + q[..., None, d].astype(np.float64) * k[:, :, None, :, d]).astype(np.float32)
+    scaled = (chain * np.float32(scale)).astype(np.float32)
+    weights = np.exp(scaled - scaled.max(-1, keepdims=True)).astype(np.float32)
+    mixed, total = np.zeros((*q.shape[:-1], v.shape[-1]), np.float32), np.zeros((*q.shape[:-1], 1), np.float32)
+    for j in range(k.shape[-2]):
+        mixed = (mixed + weights[..., j, None].astype(np.float64) * v[:, :, None, j]).astype(np.float32)
+        total += weights[..., j, None]
+    return mixed / total

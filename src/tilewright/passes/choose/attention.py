@@ -22,7 +22,7 @@ from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, is_watched, walk
 from tilewright.ir.types import dtype_of
-from tilewright.passes.choose.attention_cpu import cpu_attention_schedules, has_few_rows, numbers_of
+from tilewright.passes.choose.cpu.attention import cpu_attention_schedules, has_few_rows, numbers_of
 from tilewright.passes.common.split_form import SplitForm, find_split
 from tilewright.passes.program.widen_operands import can_widen, operand_dtype, widened
 from tilewright.passes.schedules.attention import CHUNK, TERMS, GpuAttention, MmaAttention, WgmmaAttention

@@ -18,7 +18,7 @@ from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.program import Program
 from tilewright.ir.types import dtype_of
 from tilewright.passes.choose import mma as choose_mma
-from tilewright.passes.choose.contraction_cpu import cpu_schedules
+from tilewright.passes.choose.cpu.contraction import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.gemv import gemv_cost, gemv_schedules, work_of
 from tilewright.passes.choose.matrix import fits_blocks, has_warp_groups, is_copied, tiles_of, warp_group_time

@@ -20,7 +20,7 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, ROW_BYTES, accumulator_dtype
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.choose.contraction_cpu import cpu_schedules
+from tilewright.passes.choose.cpu.contraction import cpu_schedules
 from tilewright.passes.choose.epilogue_work import finishing_work
 from tilewright.passes.choose.mma import (
     SHORT_TERMS,

@@ -156,7 +156,7 @@ def _wished(kernel: Kernel, metadata: KernelMetadata, target: Target, hints: Map
 def _special(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Plan:
     """The schedule of packed rows, or of windows on GPUs; None for other kernels."""
     if not target.simt and kernel.attrs.keys() & {"activations", "blocks"}:
-        from tilewright.passes.choose.packed_rows import packed_rows
+        from tilewright.passes.choose.cpu.packed_rows import packed_rows
 
         found = packed_rows(kernel, target)
         if found is not None:

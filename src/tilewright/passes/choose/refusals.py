@@ -13,7 +13,7 @@ from tilewright.analysis.contraction import Contraction, contraction_refusal, fi
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.types import dtype_of
-from tilewright.passes.choose.contraction_cpu import ACCUMULATORS, is_tiny
+from tilewright.passes.choose.cpu.contraction import ACCUMULATORS, is_tiny
 from tilewright.passes.choose.mma import THIN
 from tilewright.passes.choose.wgmma_tiles import shape_of
 from tilewright.passes.common.split_form import find_split

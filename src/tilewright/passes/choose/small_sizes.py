@@ -14,7 +14,7 @@ from tilewright.analysis.loop_nest import Nest, nest_of
 from tilewright.base.artifact import SMALL_EXTENT
 from tilewright.ir.nodes import Kernel, Value, is_watched, walk
 from tilewright.ir.program import KernelCall
-from tilewright.passes.choose.contraction_cpu import ACCUMULATORS
+from tilewright.passes.choose.cpu.contraction import ACCUMULATORS
 
 
 def small_sums(calls: Iterable[KernelCall]) -> tuple[tuple[frozenset[str], frozenset[str], int], ...]:

@@ -35,7 +35,7 @@ from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramChec
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.choose.attention import attention_schedules
-from tilewright.passes.choose.attention_cpu import has_few_rows
+from tilewright.passes.choose.cpu.attention import has_few_rows
 from tilewright.passes.program.widen_operands import operand_dtype
 from tilewright.passes.terms.split_terms import BLOCK
 from tilewright.passes.triangles.square_results import reaches

@@ -1,7 +1,7 @@
 """Schedules of products with packed weights and rounded activations on a CPU: `y[m, n] = sum_k w[n, k] * x[m, k]`. Data only.
 
 A block has some rows of weights. It takes `n` of them at a time, so that what it loads of the activations serves all, and `m` rows of activations, so that
-weights are unpacked once for all of those. How one is chosen is in `passes/choose/packed_rows.py`.
+weights are unpacked once for all of those. How one is chosen is in `passes/choose/cpu/packed_rows.py`.
 """
 
 from __future__ import annotations

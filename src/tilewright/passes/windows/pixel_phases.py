@@ -124,21 +124,31 @@ class PixelPhases:
             tests += self.there(at, last, rest)
             row = at.add(chosen(at, rest, own, begins), quotient)
 
-            def load(inner: Builder) -> list[Value]:
-                return [inner.op("load", kept, row, indices[self.channel])]
-
-            def nothing(inner: Builder) -> list[Value]:
-                return [inner.const(empty, self.memory.dtype)]
-
-            value = at.if_(reduce(at.logical_and, tests), load, nothing)[0] if tests else load(at)[0]
-            at.multi("store", memory, *indices, value)
+            self.store_pixel(at, (memory, kept), row, indices, tests, empty)
             return []
 
         with b.at(store.span):
             b.parallel([b.index(extent) for extent in self.memory.shape], body)
+        return self.gather_kernel(b, (memory, kept), like, columns)
+
+    def store_pixel(self, b: Builder, arrays: tuple[Value, Value], row: Value, indices: Sequence[Value], tests: Sequence[Value], empty: float) -> None:
+        """Store a result, which is a channel of the pixel in `row` where the tests hold."""
+        memory, kept = arrays
+
+        def load(inner: Builder) -> list[Value]:
+            return [inner.op("load", kept, row, indices[self.channel])]
+
+        def nothing(inner: Builder) -> list[Value]:
+            return [inner.const(empty, self.memory.dtype)]
+
+        value = b.if_(reduce(b.logical_and, tests), load, nothing)[0] if tests else load(b)[0]
+        b.multi("store", memory, *indices, value)
+
+    def gather_kernel(self, b: Builder, arrays: tuple[Value, Value], like: Kernel, columns: int) -> Kernel:
+        """The kernel of these ops, which turns pixels to rows of results."""
         attrs = MappingProxyType({"placed": True, "pixels": self.channel, "columns": columns})
         name = f"{like.attrs['phase_of']}.gather"
-        return simplify(Kernel(name, Stage.LOOP, (memory, kept), Block((), tuple(b.ops)), attrs=attrs, facts=like.facts, span=like.span))
+        return simplify(Kernel(name, Stage.LOOP, arrays, Block((), tuple(b.ops)), attrs=attrs, facts=like.facts, span=like.span))
 
     def _extent(self, axis: int, rest: int) -> Size:
         """Places along an axis that leave a rest."""

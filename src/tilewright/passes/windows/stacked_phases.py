@@ -21,7 +21,6 @@ from dataclasses import replace
 from functools import reduce
 from itertools import product as combinations
 from math import prod
-from types import MappingProxyType
 
 from tilewright.analysis.affine import Affine
 from tilewright.analysis.contraction import Contraction, find_contraction
@@ -331,21 +330,12 @@ class StackedPhases:
             step = steps[0] if len({len(stack) for stack in own.stacks}) == 1 else chosen(at, rest, own.rests, steps)
             row = at.add(chosen(at, rest, own.rests, begins), at.mul(quotient, step))
 
-            def load(inner: Builder) -> list[Value]:
-                return [inner.op("load", kept, row, indices[pixels.channel])]
-
-            def nothing(inner: Builder) -> list[Value]:
-                return [inner.const(empty, pixels.memory.dtype)]
-
-            value = at.if_(reduce(at.logical_and, tests), load, nothing)[0] if tests else load(at)[0]
-            at.multi("store", memory, *indices, value)
+            pixels.store_pixel(at, (memory, kept), row, indices, tests, empty)
             return []
 
         with b.at(store.span):
             b.parallel([b.index(extent) for extent in pixels.memory.shape], body)
-        attrs = MappingProxyType({"placed": True, "pixels": pixels.channel, "columns": columns})
-        name = f"{like.attrs['phase_of']}.gather"
-        return simplify(Kernel(name, Stage.LOOP, (memory, kept), Block((), tuple(b.ops)), attrs=attrs, facts=like.facts, span=like.span))
+        return pixels.gather_kernel(b, (memory, kept), like, columns)
 
 
 def _among(b: Builder, axis: PhaseAxis, rest: Value | None, values: Sequence[Size | int]) -> Value:

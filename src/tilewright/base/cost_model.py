@@ -406,8 +406,9 @@ class CacheCosts:
 
     depth: int = 512
     window_depth: int = 640
-    """How much of the sum is done at most before its results go back to memory, for elements of 4 bytes: in one matrix product, and in
-    all else. 64 channels under a window of 3 x 3 are 576."""
+    lying_depth: int = 5120
+    """How much of the sum is done at most before its results go back to memory, for elements of 4 bytes: in one matrix product, in all else, and where rows of
+    the first factor are read without a copy. 64 channels under a window of 3 x 3 are 576."""
     panel_bytes: int = 22 << 10
     """How much of the other factor lies in the first-level cache, beside what passes of the one that is kept: a panel of rows over one stretch of the sum."""
     kept_bytes: int = 1 << 20

@@ -97,7 +97,7 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
             continue
         memory = window.load.operands[0]
         # Where pixels are columns, products copy them by their places in the copy, or in the array itself where that has as few rows to be merged.
-        plain = target.has_lane_masks and isinstance(schedule, CpuPanels) and (schedule.keep == "b" or _lie_apart(call.kernel, window, target))
+        plain = target.has_lane_masks and isinstance(schedule, CpuPanels) and (schedule.keep == "b" or _lie_in_rows(call.kernel, window, target))
         if (schedule is None or plain) and _stays_inside(call.kernel, window):
             calls.append(replace(call, kernel=_without_guard(call.kernel, window, memory)))
             continue
@@ -161,13 +161,14 @@ def _at_most(size: Size) -> Size:
     return total
 
 
-def _lie_apart(kernel: Kernel, window: _Window, target: Target) -> bool:
-    """Whether the columns of a contraction lie a few elements apart in a contiguous array: those of short rows are merged, wherever rows are."""
+def _lie_in_rows(kernel: Kernel, window: _Window, target: Target) -> bool:
+    """Whether the columns of a contraction lie side by side in rows of a contiguous array, or a few elements apart: those of short rows are merged, wherever rows
+    are."""
     memory, found = window.load.operands[0].type, find_contraction(kernel)
     assert isinstance(memory, Tensor)
     if found is None or found.b.load is not window.load or found.b.value is not window.load.result or not memory.is_contiguous:
         return False
-    return column_step(found, found.indices[order(found, found.n, [found.b], stores=True)[-1]], target) > 1
+    return column_step(found, found.indices[order(found, found.n, [found.b], stores=True)[-1]], target) > 0
 
 
 def _joined(kernel: Kernel, window: _Window) -> _Window:

@@ -401,6 +401,12 @@ class CpuProduct(MatrixSchedule):
         return Blocked((1, self.nr // self.vectors), (1, 1), (1, 1))
 
 
+def fit_registers(target: Target, rows: int, vectors: int) -> bool:
+    """Whether a tile of sums, a row of the second factor and one element of the first are in a CPU's registers."""
+    registers = 32 if target.vector_bytes == 64 or target.name.startswith("aarch64") or target.max_registers == 32 else 16
+    return rows * vectors + vectors + 1 <= registers
+
+
 @record
 class CpuPanels(CpuProduct):
     """SIMD arithmetic on panels copied to the cache."""
@@ -417,9 +423,7 @@ class CpuPanels(CpuProduct):
         return "lower_products_cpu" if self.horizontal > 1 else "lower_symmetric_cpu" if self.half else "lower_contraction_cpu"
 
     def has_room(self, target: Target) -> bool:
-        # Sums, a row of the second factor and one broadcast value are in registers.
-        registers = 32 if target.vector_bytes == 64 or target.name.startswith("aarch64") else 16
-        fits = self.mr * self.vectors + self.vectors + 1 <= registers and self.k >= 32
+        fits = fit_registers(target, self.mr, self.vectors) and self.k >= 32
         return fits and (self.keep == "b" or (self.horizontal == 1 and not self.half))
 
 

@@ -42,6 +42,7 @@ from tilewright.passes.schedules.matrix import CpuProduct, products_of
 from tilewright.passes.to_tile.panels.frames import frame_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
+from tilewright.passes.to_tile.panels.rows_in_place import LONG_RUN, rows_lie
 from tilewright.passes.to_tile.panels.shares import blocks_across, blocks_down, multiple_down
 from tilewright.passes.to_tile.panels.sides import join_columns, join_results, join_rows, join_terms
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
@@ -96,6 +97,8 @@ class PanelLowering(PanelResults):
         """Panels of rows up to which the first factor is the one that is kept, and the second is read where it lies."""
         if self.few and target.vector_bytes == LINE:
             self.step = self.lanes  # no stretch but the last has terms beside whole vectors
+        self.lie = schedule.to_tile == "lower_contraction_cpu" and schedule.keep == "b" and not self.few and self.a.along_k and rows_lie(found, schedule.nr)
+        """Whether rows of the first factor may be read where they lie."""
         self.in_place: tuple[Value, Value] | None = None
         """Whether the next tile of sums reads the second factor where it lies, and from which column on; None: it never does."""
         self.on_the_way: tuple[Value, Value] | None = None
@@ -175,9 +178,15 @@ class PanelLowering(PanelResults):
         self.tiles = 1 if once else (s.m // s.mr) * (s.n // s.nr)
         self._allocate_sums(b, env)
         zero, one, length = b.index(0), b.index(1), b.index(total)
-        # Stretches of one length, none of them much shorter than the others.
-        even = ceildiv(total, maximum(ONE, ceildiv(total, Size.of(s.k))))
-        depth = b.index(maximum(ONE, ceildiv(even, Size.of(self.step)) * self.step))
+
+        def even(most: int) -> Value:
+            """Stretches of one length, none of them much shorter than the others."""
+            share = ceildiv(total, maximum(ONE, ceildiv(total, Size.of(most))))
+            return b.index(maximum(ONE, ceildiv(share, Size.of(self.step)) * self.step))
+
+        are_long = b.op("ge", self._run_length(b), b.index(LONG_RUN)) if self.lie else zero
+        # Rows that are copied find room in the nearest caches.
+        depth = b.select(are_long, even(s.k), even(min(s.k, self.target.costs.caches.window_depth))) if self.lie else even(s.k)
         panels = b.op("floordiv", b.add(b.sub(across[1], across[0]), b.index(s.nr - 1)), b.index(s.nr))
 
         panels_down = b.op("floordiv", b.add(b.sub(down[1], down[0]), b.index(s.mr - 1)), b.index(s.mr))
@@ -200,13 +209,25 @@ class PanelLowering(PanelResults):
             if self._copies_on_the_way():
                 full = at.op("le", at.add(left, at.index(s.nr)), across[1])
                 self.on_the_way = at.logical_and(at.logical_and(is_near, full), at.op("eq", row, zero)), left
-            self._one_tile(at, env, where, panels_at, (start, count), last, (top, down[1]), (left, across[1]), direct)
+            tile_at = (start, count), last, (top, down[1]), (left, across[1])
+
+            def copied(inner: Builder) -> list[Value]:
+                self._one_tile(inner, env, where, panels_at, *tile_at, direct)
+                return []
+
+            if self.lie:
+                at.if_(are_long, lambda inner: self._lying_tile(inner, env, where, *tile_at), copied)
+            else:
+                copied(at)
 
         def stretch(at: Builder, start: Value) -> list[Value]:
             count = at.op("min", at.sub(length, start), depth)
 
             def copy_row(inner: Builder, row: Value) -> list[Value]:
-                return self._copy_rows(inner, env, down, row, row if whole_a else zero, start, count)
+                def copied(deep: Builder) -> list[Value]:
+                    return self._copy_rows(deep, env, down, row, row if whole_a else zero, start, count)
+
+                return list(inner.if_(are_long, lambda deep: [], copied)) if self.lie else copied(inner)
 
             def copy_column(inner: Builder, column: Value) -> list[Value]:
                 return self._copy_columns(inner, env, across, column, zero if whole_a else column, start, count)
@@ -396,12 +417,24 @@ class PanelLowering(PanelResults):
         (left,) = any_height(b, self._heights())
         b.if_(left, lambda end: self._finish(end, env, where, down, across), lambda end: [])
 
+    def _lying_tile(
+        self, b: Builder, env: dict[Value, Value], where: Value, stretch: tuple[Value, Value], last: Value, down: tuple[Value, Value], across: tuple[Value, Value]
+    ) -> list[Value]:
+        """As `_one_tile`, of rows that are read where they lie."""
+        start, count = stretch
+        done = self._multiply_rows(b, env, down, start, count)
+        sums = self._with_earlier(b, done, where, start, self.index_tile(b, b.index(0), 1, self.matrix.nr))
+        left = self._keep_or_finish(b, env, sums, where, last, down, across)
+        b.if_(left, lambda end: self._finish(end, env, where, down, across), lambda end: [])
+        return []
+
     def _few_panels(self) -> int:
         return FEWEST_PANELS if self._turns_squares() else FEW_PANELS
 
     def _half_rows(self) -> int:
         """Rows of a tile at the lower edge that has no more than half of them, and is computed as one of half the height; 0: all tiles are alike."""
-        return self.matrix.mr // 2
+        half, known = self.matrix.mr // 2, product(self.a.extents).constant
+        return half if known is None or 0 < known % self.matrix.mr <= half else 0
 
     def _heights(self) -> list[int]:
         """Rows of a tile: of those at the lower edge, and of all others."""
@@ -504,13 +537,15 @@ class PanelLowering(PanelResults):
                 there, lambda inner: self._multiply_in_place(inner, env, row, left, start, (low, high), rows), copied
             )
 
-        def more(inner: Builder) -> list[Value]:
-            return [
-                inner.add(inner.op("load", self.sums, where, inner.index(number), across), sums)
-                for number, sums in enumerate(done)
-            ]
+        return self._with_earlier(b, done, where, start, across)
 
-        return list(b.if_(first, lambda inner: done, more))
+    def _with_earlier(self, b: Builder, sums: Sequence[Value], where: Value, start: Value, across: Value) -> list[Value]:
+        """Sums of a stretch, with those of the stretches before."""
+
+        def more(at: Builder) -> list[Value]:
+            return [at.add(at.op("load", self.sums, where, at.index(number), across), own) for number, own in enumerate(sums)]
+
+        return list(b.if_(b.op("eq", start, b.index(0)), lambda at: list(sums), more))
 
 
 def _up(number: int, step: int) -> int:

@@ -11,12 +11,15 @@ from tilewright.analysis import ranges
 from tilewright.analysis.contraction import Contraction, Factor
 from tilewright.analysis.guard_safety import is_safe_without
 from tilewright.analysis.ranges import Range
+from tilewright.base.artifact import SMALL_EXTENT
 from tilewright.base.cost_model import CacheCosts
 from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops_matrix import PANEL, PANEL_DTYPES
+from tilewright.passes.choose.cpu.register_tiles import fitted_columns, fitted_tile, register_tile
 from tilewright.passes.schedules.matrix import Amx, CpuPanels, CpuProduct
+from tilewright.passes.to_tile.panels.rows_in_place import rows_lie
 from tilewright.passes.to_tile.panels.sides import needed_ops
 from tilewright.passes.triangles.symmetry import is_symmetric
 
@@ -37,15 +40,17 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[C
         return ()
     lanes = target.vector_bytes // dtype.itemsize
     plain = not found.batch and len(found.m) == len(found.n) == 1
-    rows, vectors = _register_tile(target, plain)
+    # The pixels of a convolution, several indices, are many more than its channels.
+    keep = "a" if len(found.n) > len(found.m) else "b"
+    rows, vectors = register_tile(target, plain) if plain else _fitted(found, target, keep, lanes)
     nr = vectors * lanes
-    depth = (_plain_depth(costs, rows) if plain else costs.window_depth) * 4 // max(4, dtype.itemsize)
+    # Rows that are read where they lie come from far: the longer a stretch of the sum, the less often. Padded copies have no guards.
+    lie = keep == "b" and not target.max_local and rows_lie(found.unguarded(), nr)
+    depth = (_plain_depth(costs, rows) if plain else costs.lying_depth if lie else costs.window_depth) * 4 // max(4, dtype.itemsize)
     kept, sums = costs.kept_bytes, costs.sum_bytes
     if target.max_local:  # a thread's memory is what the device gives it
         kept, sums = min(kept, target.max_local // 2), min(sums, target.max_local // 4)
     most = kept // (depth * dtype.itemsize)
-    # The pixels of a convolution, several indices, are many more than its channels.
-    keep = "a" if len(found.n) > len(found.m) else "b"
     if keep == "b":
         columns = max(1, most // nr) * nr
         height = max(1, sums // (columns * dtype.itemsize * rows)) * rows
@@ -54,6 +59,14 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[C
         columns = max(1, sums // (height * dtype.itemsize * nr)) * nr
     plain_one = CpuPanels(height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep, half=keep == "b" and is_symmetric(found))
     return (*_unit_schedules(found, target, keep), plain_one)
+
+
+def _fitted(found: Contraction, target: Target, keep: str, lanes: int) -> tuple[int, int]:
+    """Rows and vectors of a tile for as many filters as a kernel has, where these are few."""
+    filters = found.size(found.m if keep == "a" else found.n).constant
+    if not filters or filters > SMALL_EXTENT:
+        return register_tile(target, False)
+    return fitted_tile(target, filters) if keep == "a" else fitted_columns(target, lanes, filters)
 
 
 DEPTHS = 64
@@ -101,13 +114,3 @@ def _plain_depth(costs: CacheCosts, rows: int) -> int:
     """How long a stretch of the sum is, for elements of 4 bytes: no panel of rows is larger than its share of the nearest cache."""
     room = costs.panel_bytes // (4 * rows)
     return min(costs.depth, room - room % DEPTHS)
-
-
-def _register_tile(target: Target, plain: bool) -> tuple[int, int]:
-    """Rows, and registers along a row, with registers left for the operands. `plain`: one matrix product, likely a large one; in batches and
-    convolutions extents such as 64 and 256 are common, of which 13 rows of two registers waste less."""
-    if target.vector_bytes == 64:
-        return (14, 2) if plain else (13, 2)  # 32 registers
-    if target.name.startswith("aarch64") or target.max_registers == 32:
-        return 8, 3  # 32 registers
-    return 6, 2  # 16 registers

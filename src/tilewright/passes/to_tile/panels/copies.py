@@ -175,12 +175,11 @@ class PanelCopies(LoopLowering):
             return indices
 
         def read(at: Builder, k: Value) -> Value:
-            if self.frame:
-                # Rows of the array itself lie further apart than those of a copy: more of them than hardware follows.
-                ahead = row(at, at.op("min", at.add(k, at.index(STEPS_AHEAD)), at.sub(count, at.index(1))))
-                reach = self.matrix.nr * column_step(self.found, side.copied[-1], self.target)
-                for column in range(0, reach, LINE // self.dtype.itemsize):
-                    at.multi("prefetch", load.operands[0], *ahead[:along], at.add(ahead[along], at.index(column)), *ahead[along + 1 :])
+            # Rows of the array itself lie further apart than those of a copy: more of them than hardware follows.
+            ahead = row(at, at.op("min", at.add(k, at.index(STEPS_AHEAD)), at.sub(count, at.index(1))))
+            reach = self.matrix.nr * column_step(self.found, side.copied[-1], self.target)
+            for column in range(0, reach, LINE // self.dtype.itemsize):
+                at.multi("prefetch", load.operands[0], *ahead[:along], at.add(ahead[along], at.index(column)), *ahead[along + 1 :])
             indices = row(at, k)
             indices[along] = self._columns_from(at, indices[along], self.matrix.nr)
             return at.op("load", load.operands[0], *indices)

@@ -20,14 +20,14 @@ from tilewright.ir.types import INDEX
 from tilewright.passes.common.nest_shapes import shape_of
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import CpuProduct
-from tilewright.passes.to_tile.panels.copies import PanelCopies
+from tilewright.passes.to_tile.panels.rows_in_place import RowsInPlace
 from tilewright.passes.to_tile.panels.sides import Side, order
 
 SHORT = 6
 """Ops of an epilogue that is written out for a whole tile of registers; a longer one is a loop over its rows."""
 
 
-class PanelResults(PanelCopies):
+class PanelResults(RowsInPlace):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
     sums: Value

@@ -1,0 +1,101 @@
+"""Rows of a contraction's first factor that are read where they lie, as those of pixels with channels last are: one tile has all columns, so a copy would be read once.
+
+In: the factors (`sides.py`), where the tile of results begins, and a stretch of the sum. Out: tile-stage ops that add up the stretch, run by run of elements that
+follow one another in all rows alike:
+
+    for %part { for %run { for %t { %c = load columns[0, k, 0..nr]; %sum_r = fma (load x[row r, %run, %t]), %c, %sum_r } } }
+
+`lower_contraction_cpu.py` builds the kernel around this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.analysis.affine import address
+from tilewright.analysis.contraction import Contraction
+from tilewright.base.sizes import ONE, product
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Value
+from tilewright.ir.types import dtype_of
+from tilewright.passes.to_tile.panels.copies import LINE, PanelCopies
+from tilewright.passes.to_tile.panels.count_up import count_up
+from tilewright.passes.to_tile.panels.sides import order
+from tilewright.passes.windows.sum_ranges import sum_bounds
+
+AHEAD = 16
+"""Steps of the innermost loop from when a row of columns is fetched to its use."""
+LONG_RUN = 32
+"""Elements of a run from which on its rows are read where they lie: addresses are computed for every run."""
+
+
+def rows_lie(found: Contraction, columns: int) -> bool:
+    """Whether a tile of so many columns has all, for any call, and rows of the first factor lie along the sum of a window."""
+    load, known = found.a.load, found.size(found.n).constant
+    if known is None or known > columns or len(found.k) == 1 or load is None or found.a.guard is not None or found.a.value is not load.result:
+        return False
+    if dtype_of(load.operands[0].type) is not found.accumulator or not found.accumulator.is_float or sum_bounds(found):
+        return False
+    last = order(found, range(len(found.k)), [found.a, found.b])[-1]
+    walked = address(load, found.forms)
+    return walked.factor(found.k[last]) == ONE and all(walked.factor(found.indices[p]) != ONE for p in found.m)
+
+
+class RowsInPlace(PanelCopies):
+    """Bodies are lowered as for loops, over tiles of rank 2."""
+
+    def _run_length(self, b: Builder) -> Value:
+        return b.index(product(self.k_extents[-self.a.run :]))
+
+    def _multiply_rows(self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], start: Value, count: Value) -> list[Value]:
+        """The sums of a tile over a stretch, of parts as long as stretches of copied rows are: a longer chain of sums is less accurate. Behind the last row it is
+        read again."""
+        s, side, load = self.matrix, self.a, self.a.factor.load
+        assert load is not None
+        zero, one, across = b.index(0), b.index(1), self.index_tile(b, b.index(0), 1, s.nr)
+        nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, s.nr))
+        outer = self.k_extents[: -side.run]
+        length, rows = self._run_length(b), self._numbers(b, down)
+
+        def run(at: Builder, number: Value, first: Value, end: Value, sums: Sequence[Value]) -> list[Value]:
+            base = at.mul(number, length)
+            digits = dict(zip(self.k_indices[: len(outer)], self._apart(at, number, outer), strict=True)) if outer else {}
+            still = {**env, **dict.fromkeys(self.k_indices[len(outer) :], zero), **digits}
+            shift = at.sub(base, start)
+
+            def step(inner: Builder, place: Value, *before: Value) -> list[Value]:
+                c = inner.op("load", self.columns, zero, inner.add(shift, place), across)
+                ahead = inner.add(inner.add(shift, place), inner.index(AHEAD))
+                for column in range(0, s.nr, LINE // self.dtype.itemsize) if self.target.vector_bytes == LINE else ():
+                    inner.multi("prefetch", self.columns, zero, ahead, inner.index(column))
+                following: list[Value] = []
+                for row, total in zip(rows, before, strict=True):
+                    local = {**still, **row, self.k_indices[-1]: place}
+                    self.ops(inner, [op for op in side.ops if op is not load], local, [])
+                    a = inner.op("load", load.operands[0], *(local[v] for v in load.operands[1:]))
+                    following.append(inner.fma(inner.like(a, c), c, total))
+                return following
+
+            low, high = at.op("max", at.sub(first, base), zero), at.op("min", at.sub(end, base), length)
+            return list(at.for_(low, high, one, list(sums), step, name="k"))
+
+        def part(at: Builder, offset: Value, *totals: Value) -> list[Value]:
+            first, end = at.add(start, offset), at.add(start, at.op("min", at.add(offset, most), count))
+            last = at.op("floordiv", at.sub(at.add(end, length), one), length)
+            begun = at.op("floordiv", first, length)
+            own = at.for_(begun, last, one, [nothing] * s.mr, lambda inner, number, *sums: run(inner, number, first, end, sums), name="run")
+            return [at.add(total, sums) for total, sums in zip(totals, own, strict=True)]
+
+        most = b.index(self.target.costs.caches.window_depth)
+        return list(b.for_(zero, count, most, [nothing] * s.mr, part, name="part"))
+
+    def _numbers(self, b: Builder, down: tuple[Value, Value]) -> list[dict[Value, Value]]:
+        """The indices that make up each row of a tile, counted up from the first."""
+        side, (top, bottom) = self.a, down
+        digits = self._apart(b, top, side.extents)
+        rows = [digits]
+        for number in range(1, self.matrix.mr):
+            there = b.op("lt", b.add(top, b.index(number)), bottom)
+            following = count_up(b, rows[-1], side.extents)
+            rows.append([b.select(there, new, old) for new, old in zip(following, rows[-1], strict=True)])
+        return [dict(zip(side.indices, row, strict=True)) for row in rows]

@@ -423,7 +423,8 @@ class PanelLowering(PanelResults):
         """As `_one_tile`, of rows that are read where they lie."""
         start, count = stretch
         done = self._multiply_rows(b, env, down, start, count)
-        sums = self._with_earlier(b, done, where, start, self.index_tile(b, b.index(0), 1, self.matrix.nr))
+        zero = b.index(0)
+        sums = self._with_earlier(b, done, where, b.op("eq", start, zero), self.index_tile(b, zero, 1, self.matrix.nr))
         left = self._keep_or_finish(b, env, sums, where, last, down, across)
         b.if_(left, lambda end: self._finish(end, env, where, down, across), lambda end: [])
         return []
@@ -537,15 +538,15 @@ class PanelLowering(PanelResults):
                 there, lambda inner: self._multiply_in_place(inner, env, row, left, start, (low, high), rows), copied
             )
 
-        return self._with_earlier(b, done, where, start, across)
+        return self._with_earlier(b, done, where, first, across)
 
-    def _with_earlier(self, b: Builder, sums: Sequence[Value], where: Value, start: Value, across: Value) -> list[Value]:
-        """Sums of a stretch, with those of the stretches before."""
+    def _with_earlier(self, b: Builder, sums: Sequence[Value], where: Value, first: Value, across: Value) -> list[Value]:
+        """Sums of a stretch, with those of the stretches before where it is not the first."""
 
         def more(at: Builder) -> list[Value]:
             return [at.add(at.op("load", self.sums, where, at.index(number), across), own) for number, own in enumerate(sums)]
 
-        return list(b.if_(b.op("eq", start, b.index(0)), lambda at: list(sums), more))
+        return list(b.if_(first, lambda at: list(sums), more))
 
 
 def _up(number: int, step: int) -> int:

@@ -18,7 +18,8 @@ from tilewright.base.sizes import ONE, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
-from tilewright.passes.to_tile.panels.copies import LINE, PanelCopies
+from tilewright.passes.to_tile.panels.columns_in_place import LINE
+from tilewright.passes.to_tile.panels.copies import PanelCopies
 from tilewright.passes.to_tile.panels.count_up import count_up
 from tilewright.passes.to_tile.panels.sides import order
 from tilewright.passes.windows.sum_ranges import sum_bounds

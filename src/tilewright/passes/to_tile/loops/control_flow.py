@@ -53,7 +53,7 @@ class ControlFlow:
             return results
         if shape_of(cond):
             then = self.lowering.ops(b, op.regions[0].ops, env, [*masks, Condition(cond, edge=False)])
-            if id(op) in self.lowering.unchosen:
+            if id(op) in self.lowering.unchosen or (not self.lowering.target.simt and _is_zero_elsewhere(b, op, cond, then)):
                 return then
             inverse = b.op("not", cond)
             otherwise = self.lowering.ops(b, op.regions[1].ops, env, [*masks, Condition(inverse, edge=False)])
@@ -115,3 +115,13 @@ class ControlFlow:
         else:
             bounds = low, high
         return carrying_loop(b, bounds[0], bounds[1], item(b, step), init, body, op)
+
+
+def _is_zero_elsewhere(b: Builder, op: Op, cond: Value, then: Sequence[Value]) -> bool:
+    """Whether an `if` gives an element, or zero: the load that its condition masks gives both."""
+    made = next((o for o in reversed(b.ops) if len(then) == 1 and then[0] in o.results), None)
+    if made is None or made.opcode != "load" or not made.attrs.get("masked") or made.operands[-1] is not cond:
+        return False
+    (zero,) = op.regions[1].yields
+    constant = next((o for o in op.regions[1].ops if zero in o.results), None)
+    return constant is not None and constant.opcode == "const" and str(constant.attrs["value"]) in ("0", "0.0")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from tilewright.analysis.contraction import Contraction
 from tilewright.analysis.ranges import surely_not_negative
+from tilewright.base.dtypes import i32
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.ir.build import Builder
@@ -24,7 +25,7 @@ from tilewright.ir.types import Tensor
 from tilewright.passes.to_tile.panels.count_up import count_up
 from tilewright.passes.to_tile.panels.sides import Side
 
-ROWS_APART = (3, 5)
+ROWS_APART = (2, 3, 5)
 """Rows of the array that a vector of columns is merged of."""
 PLACES_AHEAD = 32
 """Steps of a sum from when a line is fetched to its copy."""
@@ -60,7 +61,8 @@ class ShortRows:
     def pieces(self, b: Builder, left: Value, end: Value, rows: int) -> list[tuple[Value, Value | None]]:
         """For each of some rows: where lane 0 of the vector from column `left` on would be read, and the lanes from which on the row counts."""
         zero, one, length = b.index(0), b.index(1), b.index(self.extents[-1])
-        lane, last = self.index_tile(b, zero, 1, self.lanes), b.sub(end, one)
+        # Masks of 32 bits for each lane are one instruction, those of 64 three.
+        lane, last = b.cast(self.index_tile(b, zero, 1, self.lanes), i32), b.sub(end, one)
         digits = self._digits(b, b.op("min", left, last))
         found: list[tuple[Value, Value | None]] = [(self.place(b, digits), None)]
         begin = b.sub(length, digits[-1])
@@ -69,8 +71,9 @@ class ShortRows:
             # Behind the last column nothing counts: the row before is read again.
             there = b.op("le", b.add(left, begin), last)
             digits = [b.select(there, new, old) for new, old in zip(following, digits, strict=True)]
-            place = b.sub(self.place(b, digits), b.mul(b.op("min", begin, b.index(self.lanes)), b.index(self.step)))
-            found.append((place, b.op("ge", lane, b.like(begin, lane))))
+            within = b.op("min", begin, b.index(self.lanes))
+            place = b.sub(self.place(b, digits), b.mul(within, b.index(self.step)))
+            found.append((place, b.op("ge", lane, b.like(b.cast(within, i32), lane))))
             begin = b.add(begin, length)
         return found
 

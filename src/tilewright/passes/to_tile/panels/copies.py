@@ -705,7 +705,19 @@ class PanelCopies(ColumnsInPlace):
             self._segments(at, extents, length, start, at.add(start, count), segment)
             return []
 
+        def short_run(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
+            """One vector of a run that is shorter: what it has behind the end of the run, the next one writes over."""
+            places = self.index_tile(at, low, 1, self.lanes)
+            own = {**env, **dict(zip(self.k_indices, digits, strict=False)), self.k_indices[-1]: places}
+            value = self.widen(at, self._value(at, side, own, at.op("lt", places, at.like(high, places))), (1, self.lanes))
+            at.multi("store", self.rows, panel, row, self.index_tile(at, at.add(at.sub(base, start), low), 1, self.lanes), value)
+
+        def by_runs(at: Builder) -> list[Value]:
+            self._segments(at, extents, length, start, at.add(start, count), short_run)
+            return []
+
         if len(extents) == 1:
             by_vectors(b)
         else:
-            b.if_(b.op("ge", b.index(length), b.index(self.lanes)), by_vectors, one_by_one)
+            masks = self.target.has_lane_masks and side.dtype is self.dtype and self.matrix.to_tile != "lower_contraction_amx"
+            b.if_(b.op("ge", b.index(length), b.index(self.lanes)), by_vectors, by_runs if masks else one_by_one)

@@ -123,5 +123,7 @@ def _is_zero_elsewhere(b: Builder, op: Op, cond: Value, then: Sequence[Value]) -
     if made is None or made.opcode != "load" or not made.attrs.get("masked") or made.operands[-1] is not cond:
         return False
     (zero,) = op.regions[1].yields
+    if any(o.opcode not in ("const", "yield") for o in op.regions[1].ops):
+        return False  # what else the other branch does is done
     constant = next((o for o in op.regions[1].ops if zero in o.results), None)
-    return constant is not None and constant.opcode == "const" and str(constant.attrs["value"]) in ("0", "0.0")
+    return constant is not None and str(constant.attrs["value"]) in ("0", "0.0")

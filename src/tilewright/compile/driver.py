@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tilewright.base import environment, levels
-from tilewright.base.artifact import Artifact, SmallSums
+from tilewright.base.artifact import SMALL_EXTENT, Artifact, SmallSums
 from tilewright.base.errors import CompilerBug, Note, TilewrightError, UserError
 from tilewright.base.llvm_library import library_path
 from tilewright.base.record import record
@@ -293,8 +293,7 @@ def _by_name(program: Program, numbers: AxisNumbers, stride: bool = False) -> di
 
 def compile_stages(function: Function, signature: Signature, target: Target) -> Compilation:
     """All stages, nothing cached."""
-    prepared = PreparedKernel(function, signature, target)
-    own = prepared.sized(prepared.short_sums(signature))
+    own = sized_kernel(function, signature, target)
     plan = own.plan(signature)
     written = own.written if _makes_empty(function) else None
     return replace(own.finish(signature, plan), fusion=own.report(signature, plan), notes=own.notes(signature, plan), written=written)
@@ -302,8 +301,7 @@ def compile_stages(function: Function, signature: Signature, target: Target) -> 
 
 def thread_program(function: Function, signature: Signature, target: Target) -> Program:
     """The thread stage alone, nothing cached."""
-    prepared = PreparedKernel(function, signature, target)
-    own = prepared.sized(prepared.short_sums(signature))
+    own = sized_kernel(function, signature, target)
     return own.finish(signature, own.plan(signature)).stages.thread
 
 
@@ -322,15 +320,13 @@ def performance_notes(function: Function, signature: Signature, target: Target) 
     from tilewright.passes.runner import unverified
 
     with no_collection(), unverified():
-        prepared = PreparedKernel(function, signature, target)
-        own = prepared.sized(prepared.short_sums(signature))
+        own = sized_kernel(function, signature, target)
         return own.notes(signature, own.plan(signature))
 
 
 def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
     """Schedules the cost model lists for a kernel that is a contraction or attention, best first; none for other kernels."""
-    prepared = PreparedKernel(function, signature, target)
-    return prepared.sized(prepared.short_sums(replace(signature, extents=extents))).ranked(extents)
+    return sized_kernel(function, replace(signature, extents=extents), target).ranked(extents)
 
 
 def _lean(target: Target) -> Target:
@@ -350,8 +346,7 @@ class LoopChoices:
 
     def __init__(self, function: Function, signature: Signature, target: Target) -> None:
         self._signature, self._target = signature, target
-        prepared = PreparedKernel(function, signature, target)
-        self._prepared = prepared.sized(prepared.short_sums(signature))
+        self._prepared = sized_kernel(function, signature, target)
         self._known: dict[str, str] = {}
         """By the text of the code, the way that was found first."""
         self.complete = True
@@ -402,8 +397,7 @@ def _check_loop_words(function: Function, signature: Signature, target: Target) 
     numbers = parse_loops(signature.schedule, target)
     if not numbers.numbers:
         return
-    prepared = PreparedKernel(function, signature, target)
-    own = prepared.sized(prepared.short_sums(signature))
+    own = sized_kernel(function, signature, target)
     code = _lowered_text(own, signature)
     for name, number in numbers.numbers:
         other = numbers.without(name).describe()
@@ -445,7 +439,8 @@ def _with_tuned_loops(function: Function, signature: Signature, target: Target) 
 class PreparedKernel:
     """A kernel after the passes that do not depend on sizes."""
 
-    def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None, wait: bool = False) -> None:
+        """`wait`: what short loops of this call make of it is left to `sized`."""
         from tilewright.passes.routes import check_accesses, fuse_kernels, prepare, specialise
         from tilewright.passes.runner import Trace
 
@@ -467,11 +462,26 @@ class PreparedKernel:
         self.program = specialise(self.fused, sizes or {}, self.trace)
         self.trace.times["front end"] = time.perf_counter() - start
         self.extents = _by_name(self.program, signature.extents or signature.hints)
-        self.loop = prepare(self.program, self.trace, self.limits, self.extents)
+        later = self._short_numbers(signature) if wait else {}
+        self.loop = prepare(self.program, self.trace, self.limits, self.extents, frozenset(later))
         if self.typed.metadata.kind in CONTRACTIONS:
             from tilewright.passes.choose.hints import check_kind
 
             check_kind(self.typed.metadata, self.loop)
+
+    def _short_numbers(self, signature: Signature) -> dict[str, int]:
+        """The extents of a call that are part of the code where phases of sums run over them."""
+        if self.program.loops and not self.target.simt:
+            return {}
+        most = SHORT_PHASED if self.target.simt else SMALL_EXTENT
+        return {name: extent for name, extent in _by_name(self.program, signature.extents).items() if 1 <= extent <= most}
+
+    def serves(self, signature: Signature) -> bool:
+        """Whether what waits for numbers gets them with the sizes of a call."""
+        from tilewright.passes.choose.small_sizes import waiting_sizes
+
+        waits = [name for call in self.loop.calls for name in waiting_sizes(call.kernel)]
+        return not waits or set(waits) <= self._short_numbers(signature).keys()
 
     def sized(self, sizes: Mapping[str, int]) -> PreparedKernel:
         """The same kernel with these sizes as part of its code; itself where there are none."""
@@ -541,6 +551,7 @@ class PreparedKernel:
         from tilewright.analysis.affine import analyse
         from tilewright.passes.choose.attention import fixed_sizes
         from tilewright.passes.choose.row_dots import find_row_dots
+        from tilewright.passes.choose.small_sizes import waiting_sizes
         from tilewright.passes.choose.windows import window_sizes
 
         found: dict[str, int] = {}
@@ -550,6 +561,7 @@ class PreparedKernel:
                 found |= {n: extents[n] for n in call.kernel.size_names if n in extents}
             found |= fixed_sizes(call.kernel, self.limits, extents)
             found |= window_sizes(call.kernel, self.limits, extents)
+            found |= {name: extents[name] for name in waiting_sizes(call.kernel)}
             forms = None
             for op in walk(call.kernel.body):
                 if op.opcode == "reduce" and len(op.operands) > 1:
@@ -622,6 +634,12 @@ class PreparedKernel:
         return Compilation(self.typed, self.program, stages, self.trace, self.fusion, fates=said)
 
 
+def sized_kernel(function: Function, signature: Signature, target: Target) -> PreparedKernel:
+    """The kernel with what short loops of this call make of it, nothing cached."""
+    prepared = PreparedKernel(function, signature, target, wait=True)
+    return prepared.sized(prepared.short_sums(signature))
+
+
 SHORT_PHASED = 32
 """As SHORT, for kernels whose sums take every second or third place of a window."""
 SHORT = 8
@@ -686,13 +704,15 @@ def compile_first(function: Function, signature: Signature, target: Target) -> A
 def _find_or_prepare(function: Function, signature: Signature, target: Target, key: str, sized: str) -> Artifact | FinalKernel:
     start = time.perf_counter()
     prepared = _by_sizes.get(key)
+    if prepared is not None and not prepared.serves(signature):
+        prepared = PreparedKernel(function, signature, target)
     if prepared is None:
         found = STORE.find(key) or (STORE.find(sized) if sized else None)
         if found is not None:
             return found
         if is_loops(signature.schedule):
             _check_loop_words(function, signature, target)
-        prepared = PreparedKernel(function, signature, target)
+        prepared = PreparedKernel(function, signature, target, wait=True)
     short = prepared.short_sums(signature)
     small = prepared.small_axes()
     base = prepared

@@ -115,11 +115,11 @@ MULTIPLY_TAPS = Pass(
 )  # fmt: skip
 PLACE_TAPS = Pass(
     "place_taps", "program", "program", late("windows.place_taps", "place_taps"),
-    "GPU: the same sums, where no result has terms of two taps, become one product for all taps, and a kernel that puts its results in their places.", takes=("target", "sizes"), needs="reduce",
+    "GPU: the same sums, where no result has terms of two taps or phases would be many or short, become one product for all taps, and a kernel that puts its results in their places.", takes=("target", "sizes"), needs="reduce",
 )  # fmt: skip
 SPLIT_PHASES = Pass(
     "split_phases", "program", "program", late("windows.split_phases", "split_phases"),
-    "Sums whose terms count only where `p % s == 0` become one kernel for each rest of the results' index, with the terms that count and `p // s` affine.", needs="reduce",
+    "Sums whose terms count only where `p % s == 0` become one kernel for each rest of the results' index, with the terms that count and `p // s` affine. Sums over sizes that are to become numbers wait for these.", takes=("later",), needs="reduce",
 )  # fmt: skip
 EMPTY_ROWS = Pass(
     "empty_rows", "loop", "loop", late("loop.empty_rows", "empty_rows"),

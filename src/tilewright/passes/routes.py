@@ -76,9 +76,11 @@ def specialise(program: Program, sizes: Mapping[str, int], trace: Trace) -> Prog
     return run_order(ORDERS["sizes"], program, PassContext(sizes=sizes), trace)[0] if sizes else program
 
 
-def prepare(program: Program, trace: Trace, target: Target | None = None, sizes: Mapping[str, int] | None = None) -> Program:
-    """The loop stage's passes that need no schedule; without a target, as far as all targets have them."""
-    return run_order(ORDERS["loop"], program, PassContext(target, sizes=sizes or {}), trace)[0]
+def prepare(
+    program: Program, trace: Trace, target: Target | None = None, sizes: Mapping[str, int] | None = None, later: frozenset[str] = frozenset()
+) -> Program:
+    """The loop stage's passes that need no schedule; without a target, as far as all targets have them. `later`: sizes with whose numbers all of them run again."""
+    return run_order(ORDERS["loop"], program, PassContext(target, sizes=sizes or {}, later=later), trace)[0]
 
 
 def plan_calls(

@@ -128,6 +128,8 @@ class PassContext:
     """Rough sizes."""
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """The very sizes of a call."""
+    later: frozenset[str] = frozenset()
+    """Sizes that become numbers before code is made."""
     given: str = ""
     """A schedule that the user gives."""
     phases: Phases = ()

@@ -26,6 +26,13 @@ def small_sums(calls: Iterable[KernelCall]) -> tuple[tuple[frozenset[str], froze
     return tuple(dict.fromkeys(found))
 
 
+def waiting_sizes(kernel: Kernel) -> tuple[str, ...]:
+    """The sizes whose numbers a kernel waits for, to be cut into phases (`passes/windows/split_phases.py`)."""
+    names = kernel.attrs.get("waits", ())
+    assert isinstance(names, tuple)
+    return tuple(map(str, names))
+
+
 def _sides(kernel: Kernel) -> tuple[str, ...]:
     """The sizes that alone say how many rows a product has, and how many columns."""
     found = None if is_watched(kernel) else find_contraction(kernel)
@@ -54,6 +61,8 @@ def _lengths(kernel: Kernel) -> frozenset[str]:
     over something else, or over numbers alone."""
     if kernel.attrs.keys() & {"blocks", "in_order", "dots"} or is_watched(kernel):
         return frozenset()
+    if waiting_sizes(kernel):
+        return frozenset(waiting_sizes(kernel))
     nest, forms = nest_of(kernel), analyse(kernel)
     if not nest.extents or not nest.reductions:
         return frozenset()

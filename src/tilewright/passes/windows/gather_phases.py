@@ -351,6 +351,6 @@ def _axes(group: PhaseGroup, scratch: Tensor) -> list[PlacedAxis]:
             found.append(PlacedAxis(extent, stride))
             continue
         slots = {rest: (scratch.strides[0] * (number * phases), 0) for number, rest in enumerate(rests)}
-        found.append(PlacedAxis(extent, stride, period, slots=tuple(slots.get(rest) for rest in range(period))))
+        found.append(PlacedAxis(extent, stride, period, slots=tuple((slots[rest],) if rest in slots else () for rest in range(period))))
         phases *= len(rests)
     return found[::-1]

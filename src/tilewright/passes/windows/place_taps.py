@@ -1,20 +1,22 @@
-"""Compute a transposed convolution whose taps never meet as one product, and put its results in their places. `Program -> Program`, for GPUs.
+"""Compute a transposed convolution as one product for all taps, and put its results in their places. `Program -> Program`, for GPUs.
 
 In: a program whose sums have one condition each (`join_guards.py`), the target and the sizes of the call. Out: the same, where a sum over channels and taps that asks `p % s == 0`, with p the
-place of a result less that of a tap, is two kernels, if no result has terms of two taps (steps are as long as the window, or longer) and results are many.
+place of a result less that of a tap, is two kernels, if no result has terms of two taps (steps are as long as the window, or longer), or phases would be many or short (`_pays`).
 
     parallel o { reduce c, r { p = o + 1 - r; if p % 3 == 0 and 0 <= p // 3 < n { x[c, p // 3] * w[c, r] } else { 0 } }; store y[o] }
     -> parallel r, i { reduce c { x[c, i] * w[c, r] }; store products[r, i] }
        parallel o { r = (o + 1) % 3; i = (o + 1) // 3; store y[o] = if r < 2 and i < n { products[r, i] } else { 0 } }
 
 The product reads each input once, where phases (`split_phases.py`) read it once each, and its columns are filters and taps together: wide tiles, also of few filters. The second
-kernel writes whole rows, with what is made of an empty sum between the products.
+kernel writes whole rows, with what is made of an empty sum between the products. Where windows overlap, it adds up the products of a result. Two kernels are compiled, however many phases
+there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from types import MappingProxyType
 
 from tilewright.base.record import record
@@ -35,6 +37,14 @@ MOST_STEPS = 64
 
 SMALL = 1 << 20
 """Bytes of results up to which phases are launched together in less time than two kernels one after the other; phases of two-byte factors are copied each before it."""
+TOGETHER = 2
+"""Phases of small results that are compiled in reasonable time."""
+MOST_PHASES = 8
+"""Phases of overlapping windows with four-byte factors: more of them, each a launch with few results of its own, take longer than to write and read all products."""
+MOST_STACKED = 16
+"""The same of two-byte factors: those that read the same windows are one convolution (`stacked_phases.py`)."""
+MOST_TERMS = 32
+"""Products of a result: each is code of its own."""
 
 
 def place_taps(program: Program, target: Target | None, sizes: Mapping[str, int]) -> Program:
@@ -45,7 +55,7 @@ def place_taps(program: Program, target: Target | None, sizes: Mapping[str, int]
     scratch = list(program.scratch)
     for call in program.calls:
         taps = None if call.varies or call.loops or is_watched(call.kernel) else find_taps(call.kernel, MOST_STEPS)
-        if taps is None or any(axis.terms > 1 for axis in taps.axes) or _is_small(taps, sizes):
+        if taps is None or not _pays(taps, sizes):
             calls.append(call)
             continue
         placed = _Placed(replace(taps, batch=None))
@@ -58,21 +68,31 @@ def place_taps(program: Program, target: Target | None, sizes: Mapping[str, int]
     return replace(program, calls=tuple(calls), scratch=tuple(scratch))
 
 
-def _is_small(taps: Taps, sizes: Mapping[str, int]) -> bool:
-    bytes_ = product(taps.extent(n) for n in range(len(taps.nest.operands))) * taps.image.dtype.itemsize
-    return taps.image.dtype.itemsize >= 4 and bytes_.names <= sizes.keys() and bytes_.evaluate(sizes) < SMALL
+def _pays(taps: Taps, sizes: Mapping[str, int]) -> bool:
+    """Whether two kernels take less time than a kernel for each phase, or are compiled in much less."""
+    itemsize = taps.image.dtype.itemsize
+    phases, terms = prod(axis.steps for axis in taps.axes), prod(axis.terms for axis in taps.axes)
+    bytes_ = product(taps.extent(n) for n in range(len(taps.nest.operands))) * itemsize
+    small = itemsize >= 4 and bytes_.names <= sizes.keys() and bytes_.evaluate(sizes) < SMALL
+    if terms > MOST_TERMS:
+        return False
+    if small:
+        return phases > TOGETHER
+    return terms == 1 or phases > (MOST_PHASES if itemsize >= 4 else MOST_STACKED)
 
 
 @record
 class _Placed:
-    """A transposed convolution of whose taps at most one counts for each result."""
+    """A transposed convolution."""
 
     taps: Taps
 
     @property
     def kept(self) -> Op:
-        """The op whose result is kept for every tap: the sum, or what rounds it where nothing else reads it."""
+        """The op whose result is kept for every tap: the sum, or what rounds it where nothing else reads it and nothing is added to it."""
         taps = self.taps
+        if any(axis.terms > 1 for axis in taps.axes):
+            return taps.reduction
         readers = [op for op in taps.nest.regions[0].ops if taps.reduction.result in op.operands]
         alone = use_counts(taps.kernel.body)[taps.reduction.result] == 1
         return readers[0] if alone and len(readers) == 1 and readers[0].opcode == "cast" else taps.reduction
@@ -124,7 +144,7 @@ class _Placed:
         return self._kernel("multiply", b, products, {})
 
     def placing(self, products: Value) -> Kernel:
-        """Every result takes its product, or is made of an empty sum."""
+        """Every result takes its products, or is made of an empty sum."""
         taps, b = self.taps, Builder(self.taps.kernel.span)
         args = taps.nest.regions[0].args
         outer: dict[Value, Value] = {}
@@ -144,7 +164,7 @@ class _Placed:
         return self._kernel("place", b, flat, {"placed": True})
 
     def _axes(self, products: Tensor) -> list[PlacedAxis]:
-        """How each index of the results says where its product lies."""
+        """How each index of the results says where its products lie."""
         taps, found = self.taps, list[PlacedAxis]()
         images = dict(zip(taps.others, products.strides, strict=False))
         slots, places = products.strides[-2 * len(taps.axes) : -len(taps.axes)], products.strides[-len(taps.axes) :]
@@ -155,7 +175,7 @@ class _Placed:
                 continue
             axis, slot, place = walked[position]
             rests = (axis.offsets(rest - axis.shift) for rest in range(axis.steps))
-            own = tuple((slot * taken[0][0], taken[0][1]) if taken else None for taken in rests)
+            own = tuple(tuple((slot * tap, far) for tap, far in taken) for taken in rests)
             found.append(PlacedAxis(taps.extent(position), place, axis.steps, axis.shift, own, axis.extent))
         return found
 

@@ -1,4 +1,4 @@
-"""Kernels that put results in their places: every result takes the one that was computed for it, from scratch where those of a phase lie side by side.
+"""Kernels that put results in their places: every result takes the one that was computed for it, or the sum of several, from scratch where those of a phase lie side by side.
 
 In: how each index of the results says where its value lies. Out: a kernel at the loop stage whose points are results, so that neighbouring threads write neighbours:
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from itertools import product
 
 from tilewright.analysis.affine import floored
 from tilewright.base.record import record
@@ -34,10 +35,19 @@ class PlacedAxis:
     """From one place to the next."""
     period: int = 1
     shift: int = 0
-    slots: tuple[tuple[Size, int] | None, ...] = ((ZERO, 0),)
-    """For every rest: where its slot begins, and how far its place is from the quotient; None where it has no values."""
+    slots: tuple[tuple[tuple[Size, int], ...], ...] = (((ZERO, 0),),)
+    """For every rest, its terms: where the slot of each begins, and how far its place is from the quotient; none where it has no values."""
     places: Size | None = None
     """Places of a slot, where not all that results ask for are there."""
+
+    @property
+    def terms(self) -> int:
+        """Of a result, at most."""
+        return max(map(len, self.slots))
+
+    def slot(self, rest: int, term: int) -> tuple[Size, int] | None:
+        """Of one term; None where a rest has fewer."""
+        return self.slots[rest][term] if term < len(self.slots[rest]) else None
 
 
 @record
@@ -50,10 +60,10 @@ class _Offset:
     """To be added, the same for all."""
 
 
-def _known(b: Builder, axis: PlacedAxis, index: Value, rest: int) -> _Offset | None:
+def _known(b: Builder, axis: PlacedAxis, term: int, index: Value, rest: int) -> _Offset | None:
     """For the result `period * index + rest`."""
     far, own = divmod(rest + axis.shift, axis.period)
-    slot = axis.slots[own]
+    slot = axis.slot(own, term)
     if slot is None:
         return None
     begin, steps = slot[0], slot[1] + far
@@ -61,15 +71,15 @@ def _known(b: Builder, axis: PlacedAxis, index: Value, rest: int) -> _Offset | N
     return _Offset(_times(b, index, axis.stride), _inside(b, axis, place, steps), begin + axis.stride * steps)
 
 
-def _asked(b: Builder, axis: PlacedAxis, index: Value) -> _Offset:
+def _asked(b: Builder, axis: PlacedAxis, term: int, index: Value) -> _Offset:
     """For any result."""
     if axis.period == 1:
-        known = _known(b, axis, index, 0)
+        known = _known(b, axis, term, index, 0)
         assert known is not None
         return known
     shifted = b.add(index, b.index(axis.shift)) if axis.shift else index
     quotient, rest = b.op("floordiv", shifted, b.index(axis.period)), b.op("mod", shifted, b.index(axis.period))
-    slots = {number: slot for number, slot in enumerate(axis.slots) if slot is not None}
+    slots = {number: slot for number in range(axis.period) if (slot := axis.slot(number, term)) is not None}
     first, steps = next(iter(slots.values())), {far for _, far in slots.values()}
     far = b.index(first[1])
     for number, (_, own) in slots.items():
@@ -109,41 +119,51 @@ def _inside(b: Builder, axis: PlacedAxis, place: Value, least: int) -> tuple[Val
 def place_values(
     b: Builder, axes: Sequence[PlacedAxis], values: Value, empty: float, finish: Callable[[Builder, list[Value], Value], None]
 ) -> None:
-    """Write the nest; `finish` makes a result, with these indices, of the value that it takes. `values` has axes for the first indices of results, as many as it has but one; its
-    last is that of offsets. `empty`: what results have that take none."""
+    """Write the nest; `finish` makes a result, with these indices, of the value that it takes: the sum of its terms. `values` has axes for the first indices of results, as many as it
+    has but one; its last is that of offsets. `empty`: what results have that take none."""
     rows = len(axes) - 2
     apart = axes[rows].period if rows >= 0 and 1 < axes[rows].period <= MOST_RESTS else 1
     assert isinstance(values.type, Tensor)
     outer, dtype = values.type.rank - 1, values.type.dtype
+    walked = range(outer, len(axes))
 
     def nothing(at: Builder) -> list[Value]:
         return [at.const(empty, dtype)]
 
     def body(at: Builder, *indices: Value) -> list[Value]:
-        asked = [_asked(at, axes[n], indices[n]) for n in range(outer, len(axes)) if n != rows or apart == 1]
-        taken: list[tuple[list[Value], Value]] = []
-        for rest in range(apart):
-            own, offsets = list(indices), asked
+        asked = {(n, term): _asked(at, axes[n], term, indices[n]) for n in walked if n != rows or apart == 1 for term in range(axes[n].terms)}
+
+        def taken(terms: Mapping[int, int], rest: int, own: Value) -> Value | None:
+            """One term of a result: the number of its term along each axis."""
+            offsets = [asked[n, term] for n, term in terms.items() if (n, term) in asked]
             if apart > 1:
-                own[rows] = at.add(at.mul(indices[rows], at.index(apart)), at.index(rest))
-                row = _known(at, axes[rows], indices[rows], rest)
+                row = _known(at, axes[rows], terms[rows], indices[rows], rest)
                 if row is None:
-                    taken.append((own, nothing(at)[0]))
-                    continue
+                    return None
                 # What is the same for all rows of a thread is added first.
-                offsets = [*asked, row]
+                offsets.append(row)
             tests = [test for offset in offsets for test in offset.there]
             if rest and axes[rows].places is None:
-                tests.insert(0, at.op("lt", own[rows], at.index(axes[rows].extent)))
+                tests.insert(0, at.op("lt", own, at.index(axes[rows].extent)))
             more = sum((offset.more for offset in offsets), ZERO)
             parts = [*([at.index(more)] if more != ZERO else []), *(offset.value for offset in offsets)]
             place = reduce(at.add, parts)
 
-            def load(inner: Builder, place: Value = place) -> list[Value]:
+            def load(inner: Builder) -> list[Value]:
                 return [inner.op("load", values, *indices[:outer], place)]
 
-            taken.append((own, at.if_(reduce(at.logical_and, tests), load, nothing)[0] if tests else load(at)[0]))
-        for rest, (own, value) in enumerate(taken):
+            return at.if_(reduce(at.logical_and, tests), load, nothing)[0] if tests else load(at)[0]
+
+        results: list[tuple[list[Value], Value]] = []
+        for rest in range(apart):
+            own = list(indices)
+            if apart > 1:
+                own[rows] = at.add(at.mul(indices[rows], at.index(apart)), at.index(rest))
+            several = product(*(range(axes[n].terms) for n in walked))
+            terms = [taken(dict(zip(walked, numbers, strict=True)), rest, own[rows]) for numbers in several]
+            there = [term for term in terms if term is not None]
+            results.append((own, reduce(at.add, there) if there else nothing(at)[0]))
+        for rest, (own, value) in enumerate(results):
 
             def store(inner: Builder, own: list[Value] = own, value: Value = value) -> list[Value]:
                 finish(inner, own, value)

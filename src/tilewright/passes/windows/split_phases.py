@@ -8,6 +8,8 @@ Strided transposed convolutions become convolutions without steps, one for each 
     -> parallel o (of length / 2, rounded up) { reduce t { if o + t < n … { x[o + t - 1] * w[3 - 2 t] } … }; store y[2 o] }
        parallel o (of length / 2)             { reduce t { if o + t < n … { x[o + t] * w[2 - 2 t] } … };     store y[2 o + 1] }
 
+Where such a sum runs over a size that is to become a number (`later`), the kernel stays whole, and says so in `waits`: its phases are cut once, with that number.
+
 Several such indices give the product of their phases. Where phases have no terms, one kernel before all others writes what is made of an empty sum to all
 results. Terms run upwards through what they read, so that windows are recognised.
 """
@@ -38,11 +40,11 @@ MOST = 32
 """Phases of one kernel: each is code of its own."""
 
 
-def split_phases(program: Program) -> Program:
+def split_phases(program: Program, later: frozenset[str] = frozenset()) -> Program:
     """The program with such kernels cut."""
     calls: list[KernelCall] = []
     for call in program.calls:
-        kernels = () if call.varies or is_watched(call.kernel) else _phases(call.kernel)
+        kernels = () if call.varies or is_watched(call.kernel) else _phases(call.kernel, later)
         calls += [KernelCall(kernel, call.args, call.loops) for kernel in kernels] or [call]
     return replace(program, calls=tuple(calls))
 
@@ -55,8 +57,8 @@ class _Divided:
     tests: tuple[GuardTest, ...]
 
 
-def _phases(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The kernel's phases; none where it has no such sum."""
+def _phases(kernel: Kernel, later: frozenset[str]) -> tuple[Kernel, ...]:
+    """The kernel's phases, or itself where they have to wait; none where it has no such sum."""
     nest = _nest(kernel)
     if nest is None:
         return ()
@@ -73,6 +75,9 @@ def _phases(kernel: Kernel) -> tuple[Kernel, ...]:
                 periods[position] = lcm(periods.get(position, 1), period)
     periods = {position: period for position, period in periods.items() if period > 1}
     found = _divided(kernel, nest, forms)
+    waits = {name for divided in found for v in divided.reduction.operands if (name := forms[v].constant.name) is not None and not forms[v].factors} & later
+    if waits:
+        return (replace(kernel, attrs=MappingProxyType({**kernel.attrs, "waits": tuple(sorted(waits))})),)
     if not found or prod(periods.values()) > MOST:
         return ()
     kernels: list[Kernel] = []

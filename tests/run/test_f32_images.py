@@ -213,9 +213,10 @@ def test_phases_are_gathered(name: str) -> None:
 
 
 def test_phases_are_gathered_where_results_are_many() -> None:
-    kernel = convolutions.transposed2d((4, 4), (0, 0), 1, False)
-    for side, gathered in ((8, False), (96, True)):
-        x, w = np.zeros((4, 64, side, side), np.float32), np.zeros((64, 40, 3, 5), np.float32)
+    """Windows of many taps: products would be many for each result."""
+    kernel = convolutions.transposed2d((2, 2), (0, 0), 2, False)
+    for side, gathered in ((20, False), (96, True)):
+        x, w = np.zeros((4, 64, side, side), np.float32), np.zeros((64, 40, 5, 7), np.float32)
         calls = [call.kernel.name for call in kernel.stages(x, w, target="sm_90a").stages.tile.calls]
         assert any(name.endswith(".gather") for name in calls) == gathered and any(name.endswith(".empty") for name in calls) != gathered
 

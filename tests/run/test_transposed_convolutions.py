@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.families import convolutions
 
 import tilewright as tw
 from tilewright.base.target import Target
@@ -335,7 +336,7 @@ def test_a_condition_that_leaves_out_more_than_borders_is_kept() -> None:
     np.testing.assert_allclose(found, scattered(x, w, (S,), (1,), (0,), found.shape[2:]), rtol=1e-4, atol=1e-4)
 
 
-# -- taps that never meet, on GPUs ----------------------------------------------------------------------------------------------------
+# -- one product on GPUs -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -375,19 +376,91 @@ def test_taps_that_never_meet_are_one_product_on_gpus(
         assert placed(kernel), width
 
 
-def test_taps_that_meet_are_phases_on_gpus() -> None:
-    kernel = transposed2d((2, 3), (1, 1), (1, 1))
-    x, w, bias = normal(1, 19, 3, 5), normal(19, 7, 3, 3), normal(7)
+@pytest.mark.parametrize(
+    ("taps", "s", "p", "d", "extra", "dtype"),
+    [
+        ((3, 3), (2, 3), (1, 1), (1, 1), 0, np.float32),
+        ((4, 4), (2, 2), (1, 1), (1, 1), 0, np.float32),
+        ((5, 6), (3, 4), (0, 2), (1, 1), 1, np.float32),  # one term for some results, two for others
+        ((3, 6), (2, 3), (1, 4), (2, 2), 0, np.float32),
+        ((2, 5), (1, 4), (0, 2), (3, 1), 2, np.float32),  # a step of 1
+        ((3, 4), (2, 4), (1, 0), (2, 2), 0, np.float32),  # results without terms along both axes
+        ((4, 3), (3, 2), (1, 0), (1, 1), 0, np.float16),
+        ((11, 5), (9, 4), (1, 0), (1, 1), 0, np.float32),  # too many rests of rows to be written apart
+    ],
+)  # fmt: skip
+def test_taps_that_meet_are_added_up_on_gpus(
+    taps: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int], extra: int, dtype: type
+) -> None:
+    kernel = transposed2d(s, p, d, extra)
+    for images, height, width in ((2, 3, 17), (1, 1, 2), (0, 2, 5), (1, 4, 16)):
+        x, w, bias = normal(images, 19, height, width, dtype=dtype), normal(19, 7, *taps, dtype=dtype), normal(7, dtype=dtype)
+        found = kernel(x, w, bias, device="emulator")
+        wanted = scattered(x, w, s, d, p, found.shape[2:]) + bias.astype(np.float64)[:, None, None]
+        far = 1e-4 if dtype is np.float32 else 3e-2
+        np.testing.assert_allclose(found.astype(np.float64), np.maximum(wanted, -1), rtol=far, atol=far)
+        assert placed(kernel), width
+
+
+def test_sums_of_products_are_rounded_once() -> None:
+    """Products of two-byte factors are kept as sums of four bytes where several make a result."""
+    kernel = transposed2d((3, 3), (1, 1), (1, 1))
+    found = kernel.stages(*(np.empty(s, np.float16) for s in ((1, 64, 8, 8), (64, 64, 4, 4), (64,))), target="sm_90a").stages
+    (products,) = (array for array in found.tile.scratch if "products" in array.name)
+    assert products.type.dtype.name == "f32"
+
+
+def test_three_axes_and_one_that_meet() -> None:
+    for kernel, shapes, s in (
+        (convolutions.transposed3d(2, 1), ((1, 5, 3, 2, 4), (5, 3, 3, 4, 3)), (2, 2, 2)),
+        (convolutions.transposed3d(4, 0), ((1, 3, 2, 2, 3), (3, 2, 5, 4, 6)), (4, 4, 4)),  # 64 phases
+        (convolutions.transposed1d(4, 1, 1, 1), ((2, 9, 31), (9, 5, 9)), (4,)),
+    ):
+        x, w = normal(*shapes[0]), normal(*shapes[1])
+        found = kernel(x, w, device="emulator")
+        wanted = scattered(x, w, s, (1,) * len(s), (1,) * len(s) if s != (4, 4, 4) else (0, 0, 0), found.shape[2:])
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        assert placed(kernel)
+
+
+def test_values_that_are_no_numbers_stay_where_they_fall_on_gpus() -> None:
+    x, w, bias = normal(1, 19, 4, 5), normal(19, 7, 3, 4), normal(7)
+    x[0, 3, 2, 0] = np.inf
+    kernel = transposed2d((3, 2), (0, 1), (1, 1))
     found = kernel(x, w, bias, device="emulator")
-    wanted = scattered(x, w, (2, 3), (1, 1), (1, 1), found.shape[2:]) + bias.astype(np.float64)[:, None, None]
-    np.testing.assert_allclose(found, np.maximum(wanted, -1), rtol=1e-4, atol=1e-4)
-    assert not placed(kernel)
+    wanted = scattered(x, w, (3, 2), (1, 1), (0, 1), found.shape[2:])
+    assert placed(kernel) and (np.isfinite(found) == (np.isfinite(wanted) | (wanted == -np.inf))).all()
 
 
-def test_few_results_are_phases_that_are_launched_together() -> None:
-    for side, one in ((16, False), (256, True)):
-        names = [launch.entry for launch in squares.compile(np.empty((1, 64, side, side), np.float32), np.empty((64, 64, 2, 2), np.float32), target="sm_90a").launches]
-        assert any("place" in name for name in names) == one and (one or len(names) == 1), names
+@pytest.mark.parametrize(
+    ("shapes", "s", "one"),
+    [
+        (((2, 16, 20, 20), (16, 24, 4, 4)), (2, 2), True),  # launches alone count
+        (((4, 512, 16, 16), (512, 256, 4, 4)), (2, 2), True),  # few tiles for each phase
+        (((8, 32, 128, 128), (32, 8, 4, 4)), (2, 2), True),  # few filters
+        (((16, 64, 64, 64), (64, 64, 5, 5)), (2, 2), False),  # many products for each result
+        (((8, 12, 100, 100), (12, 128, 4, 4)), (2, 2), False),  # products take long to write and to read
+    ],
+)  # fmt: skip
+def test_what_is_chosen_on_gpus(shapes: tuple[tuple[int, ...], tuple[int, ...]], s: tuple[int, int], one: bool) -> None:
+    found = convolutions.transposed2d(s, (1, 1), 1, False).stages(*(np.empty(shape, np.float32) for shape in shapes), target="sm_90a").stages
+    assert any("products" in array.name for array in found.tile.scratch) == one
+
+
+def test_two_phases_with_few_results_are_launched_together() -> None:
+    x, w = np.empty((2, 16, 200), np.float32), np.empty((16, 24, 5), np.float32)
+    assert len(convolutions.transposed1d(2, 1, 1, 0).compile(x, w, target="sm_90a").launches) == 1
+
+
+def test_code_that_waits_for_numbers_is_made_for_larger_ones_too() -> None:
+    """The second call's windows are longer than what becomes part of the code."""
+    for device in ("cpu", "emulator"):
+        kernel = transposed2d((2, 2), (1, 1), (1, 1))
+        for taps in ((3, 3), (2, 40), (3, 3), (40, 2)):
+            x, w, bias = normal(1, 3, 4, 5), normal(3, 2, *taps), normal(2)
+            found = kernel(x, w, bias, device=device)
+            wanted = scattered(x, w, (2, 2), (1, 1), (1, 1), found.shape[2:]) + bias.astype(np.float64)[:, None, None]
+            np.testing.assert_allclose(found, np.maximum(wanted, -1), rtol=1e-4, atol=1e-4)
 
 
 def test_sums_that_are_only_rounded_are_kept_rounded() -> None:

@@ -445,7 +445,7 @@ class PreparedKernel:
         from tilewright.passes.runner import Trace
 
         target = _with_loop_numbers(at_level(function, target), signature.schedule)
-        self.function, self.target = function, target
+        self.function, self.target, self.given = function, target, signature.schedule
         self.together = signature.launches == 1 and target.simt
         self.limits = _lean(target) if self.together else target
         """What the passes know of the target."""
@@ -463,7 +463,7 @@ class PreparedKernel:
         self.trace.times["front end"] = time.perf_counter() - start
         self.extents = _by_name(self.program, signature.extents or signature.hints)
         later = self._short_numbers(signature) if wait else {}
-        self.loop = prepare(self.program, self.trace, self.limits, self.extents, frozenset(later))
+        self.loop = prepare(self.program, self.trace, self.limits, self.extents, frozenset(later), signature.schedule)
         if self.typed.metadata.kind in CONTRACTIONS:
             from tilewright.passes.choose.hints import check_kind
 
@@ -492,7 +492,7 @@ class PreparedKernel:
         own = copy(self)
         own.trace = self.trace.copied()
         own.program = specialise(self.fused, sizes, own.trace)
-        own.loop = prepare(own.program, own.trace, own.limits, {**own.extents, **sizes})
+        own.loop = prepare(own.program, own.trace, own.limits, {**own.extents, **sizes}, given=own.given)
         return own
 
     def with_loops(self, schedule: str) -> PreparedKernel:

@@ -115,7 +115,7 @@ MULTIPLY_TAPS = Pass(
 )  # fmt: skip
 PLACE_TAPS = Pass(
     "place_taps", "program", "program", late("windows.place_taps", "place_taps"),
-    "GPU: the same sums, where no result has terms of two taps or phases would be many or short, become one product for all taps, and a kernel that puts its results in their places.", takes=("target", "sizes"), needs="reduce",
+    "GPU: the same sums, where no result has terms of two taps or phases would be many or short, become one product for all taps, and a kernel that puts its results in their places.", takes=("target", "sizes", "given"), needs="reduce",
 )  # fmt: skip
 SPLIT_PHASES = Pass(
     "split_phases", "program", "program", late("windows.split_phases", "split_phases"),

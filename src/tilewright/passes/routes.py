@@ -77,10 +77,10 @@ def specialise(program: Program, sizes: Mapping[str, int], trace: Trace) -> Prog
 
 
 def prepare(
-    program: Program, trace: Trace, target: Target | None = None, sizes: Mapping[str, int] | None = None, later: frozenset[str] = frozenset()
+    program: Program, trace: Trace, target: Target | None = None, sizes: Mapping[str, int] | None = None, later: frozenset[str] = frozenset(), given: str = ""
 ) -> Program:
     """The loop stage's passes that need no schedule; without a target, as far as all targets have them. `later`: sizes with whose numbers all of them run again."""
-    return run_order(ORDERS["loop"], program, PassContext(target, sizes=sizes or {}, later=later), trace)[0]
+    return run_order(ORDERS["loop"], program, PassContext(target, sizes=sizes or {}, later=later, given=given), trace)[0]
 
 
 def plan_calls(

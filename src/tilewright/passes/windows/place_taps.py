@@ -19,6 +19,7 @@ from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
+from tilewright.analysis.affine import analyse
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, product
 from tilewright.base.target import Target
@@ -33,23 +34,27 @@ from tilewright.passes.windows.placing import PlacedAxis, place_values
 
 MOST_STEPS = 64
 """From one tap to the next, along rows: what is done for a result does not depend on it."""
-
-
-SMALL = 1 << 20
-"""Bytes of results up to which phases are launched together in less time than two kernels one after the other; phases of two-byte factors are copied each before it."""
 TOGETHER = 2
-"""Phases of small results that are compiled in reasonable time."""
-MOST_PHASES = 8
-"""Phases of overlapping windows with four-byte factors: more of them, each a launch with few results of its own, take longer than to write and read all products."""
+"""Phases that are launched together in less time than two kernels one after the other take, and compiled in reasonable time."""
+SMALL, SMALL_STACKED = 1 << 20, 4 << 20
+"""Bytes of results for which the time of launches alone counts, of four-byte factors and of two-byte ones: phases of these are copied each before it."""
 MOST_STACKED = 16
-"""The same of two-byte factors: those that read the same windows are one convolution (`stacked_phases.py`)."""
-MOST_TERMS = 32
-"""Products of a result: each is code of its own."""
+"""Phases of two-byte factors: those that read the same windows are one convolution (`stacked_phases.py`), which takes less time than to write and read all products."""
+MOST_PHASES = 7
+"""Phases that are compiled in reasonable time: more of them have to gain by it."""
+MOST_TERMS, MOST_EACH = 32, 5.0
+"""Products of a result: each is code of its own. On average, as far as reads of them are known to be as fast as memory."""
+_START, _LAUNCH, _BYTE, _PRODUCT, _PHASED = 8e6, 4e6, 0.29, 0.0125, 0.02
+"""Picoseconds: what two kernels need, a phase's launch, to move a byte, one floating-point operation of the product, and one of phases. Measured on an H200."""
+_FILTERS, _CHANNELS = 64, 32
+"""Fewer leave a part of a phase's tiles empty."""
+_HURRY = 1.15
+"""How much longer two kernels may take than many phases: they are compiled in a fraction of the time."""
 
 
-def place_taps(program: Program, target: Target | None, sizes: Mapping[str, int]) -> Program:
-    """The program with such kernels cut."""
-    if target is None or not target.simt or target.has("serial"):
+def place_taps(program: Program, target: Target | None, sizes: Mapping[str, int], given: str = "") -> Program:
+    """The program with such kernels cut; a given schedule that gathers is one of phases."""
+    if target is None or not target.simt or target.has("serial") or "gather=" in given:
         return program
     calls: list[KernelCall] = []
     scratch = list(program.scratch)
@@ -69,16 +74,48 @@ def place_taps(program: Program, target: Target | None, sizes: Mapping[str, int]
 
 
 def _pays(taps: Taps, sizes: Mapping[str, int]) -> bool:
-    """Whether two kernels take less time than a kernel for each phase, or are compiled in much less."""
+    """Whether two kernels take less time than a kernel for each phase."""
     itemsize = taps.image.dtype.itemsize
     phases, terms = prod(axis.steps for axis in taps.axes), prod(axis.terms for axis in taps.axes)
-    bytes_ = product(taps.extent(n) for n in range(len(taps.nest.operands))) * itemsize
-    small = itemsize >= 4 and bytes_.names <= sizes.keys() and bytes_.evaluate(sizes) < SMALL
+    results = product(taps.extent(n) for n in range(len(taps.nest.operands)))
     if terms > MOST_TERMS:
         return False
-    if small:
-        return phases > TOGETHER
-    return terms == 1 or phases > (MOST_PHASES if itemsize >= 4 else MOST_STACKED)
+    known = results.names <= sizes.keys()
+    small = known and results.evaluate(sizes) * itemsize < (SMALL if itemsize >= 4 else SMALL_STACKED)
+    if small or terms == 1:
+        return phases > TOGETHER or not small
+    if not known or itemsize < 4:
+        return phases > MOST_STACKED
+    each = prod(axis.taps for axis in taps.axes) / phases
+    if each > MOST_EACH:
+        return False
+    return _product_time(taps, sizes, each) < _phase_time(taps, sizes, each) * (_HURRY if phases > MOST_PHASES else 1.0)
+
+
+def _operations(taps: Taps, sizes: Mapping[str, int], each: float) -> tuple[float, float, float, float]:
+    """Operations, results, channels and filters."""
+    forms = analyse(taps.kernel)
+    channels = prod(_number(forms[taps.flat.extents[n]].constant, sizes) for n in taps.channels)
+    results = prod(_number(taps.extent(n), sizes) for n in range(len(taps.nest.operands)))
+    filters = prod(_number(taps.extent(n), sizes) for n in taps.others if n != taps.batch)
+    return 2.0 * channels * each * results, results, channels, filters
+
+
+def _number(size: Size, sizes: Mapping[str, int]) -> int:
+    return size.evaluate(sizes) if size.names <= sizes.keys() else _FILTERS
+
+
+def _product_time(taps: Taps, sizes: Mapping[str, int], each: float) -> float:
+    """Picoseconds of two kernels: products are written and read."""
+    operations, results, _, _ = _operations(taps, sizes, each)
+    return _START + _PRODUCT * operations + _BYTE * taps.image.dtype.itemsize * results * (2 * each + 1)
+
+
+def _phase_time(taps: Taps, sizes: Mapping[str, int], each: float) -> float:
+    """Picoseconds of phases, one after another."""
+    operations, results, channels, filters = _operations(taps, sizes, each)
+    full = min(1.0, filters / _FILTERS) * min(1.0, channels / _CHANNELS)
+    return _LAUNCH * prod(axis.steps for axis in taps.axes) + _PHASED * operations / max(full, 1e-3) + _BYTE * taps.image.dtype.itemsize * results
 
 
 @record

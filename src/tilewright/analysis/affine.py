@@ -109,4 +109,5 @@ def lowest(form: Affine) -> Affine:
     numbers = [factor.constant for _, factor in form.factors]
     if not numbers or any(n is None for n in numbers):
         return form
-    return quotient(form, max(1, gcd(*(n for n in numbers if n is not None)))) or form
+    common = gcd(*(n for n in numbers if n is not None))
+    return form if common <= 1 else quotient(form, common) or form

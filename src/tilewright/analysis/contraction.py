@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from tilewright.analysis.affine import Affine, Forms, analyse, gap, lowest
 from tilewright.base.affine import AffineForm
@@ -104,16 +105,27 @@ class Contraction:
         return tuple(self.forms[v] for v in factor.load.operands[1 : 1 + factor.tensor.rank])
 
 
+_found: WeakKeyDictionary[Kernel, Contraction | str] = WeakKeyDictionary()
+"""What was said of kernels that passes have at hand: several ask of the same."""
+
+
 def find_contraction(kernel: Kernel) -> Contraction | None:
     """The contraction the kernel is, or None."""
-    found = _contraction_or_reason(kernel)
+    found = _asked(kernel)
     return found if isinstance(found, Contraction) else None
 
 
 def contraction_refusal(kernel: Kernel) -> str:
     """Why the kernel is no contraction, as the end of a sentence; empty where it is one."""
-    found = _contraction_or_reason(kernel)
+    found = _asked(kernel)
     return "" if isinstance(found, Contraction) else found
+
+
+def _asked(kernel: Kernel) -> Contraction | str:
+    found = _found.get(kernel)
+    if found is None:
+        found = _found[kernel] = _contraction_or_reason(kernel)
+    return found
 
 
 def _contraction_or_reason(kernel: Kernel) -> Contraction | str:
@@ -315,7 +327,7 @@ def restates_bounds(contraction: Contraction, factor: Factor) -> bool:
 def _same(a: Affine, b: Affine) -> bool:
     """Whether both are at least 0 for the same values of their indices: what their factors have in common is divided out first, as `join_guards` does."""
     a, b = lowest(a), lowest(b)
-    return not a.minus(b).factors and a.constant == b.constant
+    return a.constant == b.constant and not a.minus(b).factors
 
 
 @record

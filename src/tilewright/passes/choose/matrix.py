@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from weakref import WeakKeyDictionary
 
 from tilewright.analysis import divisors
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane, restates_bounds
@@ -165,8 +166,19 @@ Ranked = list[tuple[float, Wgmma]]
 """Schedules and the microseconds they are thought to take."""
 
 
+_ranked: WeakKeyDictionary[Kernel, tuple[Target, Mapping[str, int], Ranked]] = WeakKeyDictionary()
+"""What was found for a kernel last: phases of a transposed convolution are asked for alone, and as a group."""
+
+
 def warp_group_times(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
     """Schedules of Hopper's warp-group instructions, with images turned or as they lie, best first; none where they do not multiply what the kernel does."""
+    known = _ranked.get(kernel)
+    if known is None or known[:2] != (target, hints):
+        known = _ranked[kernel] = target, dict(hints), _warp_group_times(kernel, target, hints)
+    return list(known[2])
+
+
+def _warp_group_times(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
     found = find_contraction(kernel)
     if found is None or not has_warp_groups(kernel, found, target):
         return []

@@ -92,9 +92,9 @@ def ratios() -> dict[str, list[float]]:
 
 def readable(kind: str) -> str:
     kind = "elementwise" + kind[3:] if kind.startswith(("cpu-", "gpu-")) else kind
-    kind = re.sub(r"families-cpu-seed-(\d+)", r"drawn by seed \1", kind)
+    kind = re.sub(r"families(?:-cpu)?-seed-(\d+)", r"drawn by seed \1", kind)
     kind = kind.replace("-nvidia-h200", " · H200").replace("-cpu-intel", "-intel").replace("-intel-xeon-processor-2-threads", " · Xeon, 2 cores")
-    return kind.replace("-cpu-aarch64-2-threads", " · Neoverse, 2 cores").replace("-aarch64-2-threads", " · Neoverse, 2 cores")
+    return kind.replace("-cpu-aarch64-2-threads", " · Neoverse, 2 cores").replace("-aarch64-2-threads", " · Neoverse, 2 cores").replace("-x86-64-avx512", " · Xeon, 2 cores")
 
 
 def figures() -> str:
@@ -107,7 +107,7 @@ def figures() -> str:
         return left + (right - left) * (min(max(log10(ratio), low), high) - low) / (high - low)
 
     svg.text(20, 28, "The best peer's time over ours: the latest results of every kind", 16, bold=True)
-    svg.text(20, 48, "To the right of 1 we are faster. A dot is one size and dtype; beyond the ends it lies on the end. Left out: our own code, and bounds, as the peer.", 12, PALE)
+    svg.text(20, 48, "To the right of 1 we are faster. A dot is one size and dtype; beyond the ends it lies on the end. Our own code and bounds are no peers.", 12, PALE)
     bottom = top + step * len(kinds) - 6
     for tick in (0.1, 0.3, 1, 3, 10, 30, 100):
         svg.line(x(tick), top - 10, x(tick), bottom, INK if tick == 1 else LINE, 1.5 if tick == 1 else 0.6)

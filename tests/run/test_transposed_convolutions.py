@@ -440,10 +440,11 @@ def test_values_that_are_no_numbers_stay_where_they_fall_on_gpus() -> None:
         (((8, 32, 128, 128), (32, 8, 4, 4)), (2, 2), True),  # few filters
         (((16, 64, 64, 64), (64, 64, 5, 5)), (2, 2), False),  # many products for each result
         (((8, 12, 100, 100), (12, 128, 4, 4)), (2, 2), False),  # products take long to write and to read
+        (((64, 32, 512, 512), (32, 8, 4, 4)), (2, 2), False),  # 8 GiB of products
     ],
 )  # fmt: skip
 def test_what_is_chosen_on_gpus(shapes: tuple[tuple[int, ...], tuple[int, ...]], s: tuple[int, int], one: bool) -> None:
-    found = convolutions.transposed2d(s, (1, 1), 1, False).stages(*(np.empty(shape, np.float32) for shape in shapes), target="sm_90a").stages
+    found = convolutions.transposed2d(s, (1, 1), 1, False).stages(*(f"f32[{','.join(map(str, shape))}]" for shape in shapes), target="sm_90a").stages
     assert any("products" in array.name for array in found.tile.scratch) == one
 
 

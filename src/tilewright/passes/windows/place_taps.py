@@ -44,6 +44,8 @@ MOST_PHASES = 7
 """Phases that are compiled in reasonable time: more of them have to gain by it."""
 MOST_TERMS, MOST_EACH = 32, 5.0
 """Products of a result: each is code of its own. On average, as far as reads of them are known to be as fast as memory."""
+MOST_BYTES = 4 << 30
+"""Of products of windows that overlap: they need several times the memory of the results."""
 _START, _LAUNCH, _BYTE, _PRODUCT, _PHASED = 8e6, 4e6, 0.29, 0.0125, 0.02
 """Picoseconds: what two kernels need, a phase's launch, to move a byte, one floating-point operation of the product, and one of phases. Measured on an H200."""
 _FILTERS, _CHANNELS = 64, 32
@@ -77,19 +79,17 @@ def _pays(taps: Taps, sizes: Mapping[str, int]) -> bool:
     """Whether two kernels take less time than a kernel for each phase."""
     itemsize = taps.image.dtype.itemsize
     phases, terms = prod(axis.steps for axis in taps.axes), prod(axis.terms for axis in taps.axes)
-    results = product(taps.extent(n) for n in range(len(taps.nest.operands)))
-    if terms > MOST_TERMS:
+    each = prod(axis.taps for axis in taps.axes) / phases
+    extents = product(taps.extent(n) for n in range(len(taps.nest.operands)))
+    results = extents.evaluate(sizes) if extents.names <= sizes.keys() else None
+    if terms > MOST_TERMS or (terms > 1 and results is not None and each * dtype_of(taps.reduction.result.type).itemsize * results > MOST_BYTES):
         return False
-    known = results.names <= sizes.keys()
-    small = known and results.evaluate(sizes) * itemsize < (SMALL if itemsize >= 4 else SMALL_STACKED)
+    small = results is not None and results * itemsize < (SMALL if itemsize >= 4 else SMALL_STACKED)
     if small or terms == 1:
         return phases > TOGETHER or not small
-    if not known or itemsize < 4:
+    if results is None or itemsize < 4:
         return phases > MOST_STACKED
-    each = prod(axis.taps for axis in taps.axes) / phases
-    if each > MOST_EACH:
-        return False
-    return _product_time(taps, sizes, each) < _phase_time(taps, sizes, each) * (_HURRY if phases > MOST_PHASES else 1.0)
+    return each <= MOST_EACH and _product_time(taps, sizes, each) < _phase_time(taps, sizes, each) * (_HURRY if phases > MOST_PHASES else 1.0)
 
 
 def _operations(taps: Taps, sizes: Mapping[str, int], each: float) -> tuple[float, float, float, float]:

@@ -6,7 +6,8 @@ In: a program of loop-stage kernels. Out: the same, where a sum whose terms are 
 
 reads a padded copy of that array and has no guard: vectors need no masks then. The copy is scratch, made by a kernel of its own. Sits
 before split_reductions. Where a contraction copies columns, all axes that its sum walks along are one in the copy. A term outside the
-borders counts as zero times the other factor.
+borders counts as zero times the other factor. Products keep the guard beside the frame (`framed`): their lowering leaves out steps of the sum that read nothing but
+zeros (`panels/active_steps.py`).
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
         names = dict(zip(call.kernel.params, call.args, strict=True))
         scratch.append(ProgramArray(padded.name, padded.type, "scratch"))
         calls.append(KernelCall(_copy_kernel(call.kernel, window, padded, target.has_lane_masks), (names[memory], padded.name), call.loops))
-        kernel = _without_guard(call.kernel, window, padded)
+        kernel = _without_guard(call.kernel, window, padded, _skips_steps(schedule, window))
         used = {v for op in walk(kernel.body) for v in op.operands}
         params = tuple(p for p in call.kernel.params if p in used)
         calls.append(KernelCall(replace(kernel, params=(*params, padded)), (*(names[p] for p in params), padded.name), call.loops))
@@ -308,7 +309,13 @@ def _copy_kernel(kernel: Kernel, window: _Window, padded: Value, masks: bool) ->
     return Kernel(f"{kernel.name}.pad", Stage.LOOP, (memory, padded), Block((), tuple(b.ops)), facts=kernel.facts, attrs=MappingProxyType(attrs), span=kernel.span)
 
 
-def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
+def _skips_steps(schedule: Plan, window: _Window) -> bool:
+    """Whether the lowering asks which steps of the sum count for some columns."""
+    return isinstance(schedule, CpuPanels) and schedule.to_tile == "lower_contraction_cpu" and not window.phased
+
+
+def _without_guard(kernel: Kernel, window: _Window, padded: Value, framed: bool = False) -> Kernel:
+    """The kernel that reads the copy. `framed`: the guard stays, as what is known of the terms (`panels/active_steps.py`)."""
     def block(old: Block, mapping: dict[Value, Value]) -> Block:
         b = Builder()
         rebuild(b, old.ops, mapping)
@@ -332,14 +339,15 @@ def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
 
     def rebuild(b: Builder, ops: tuple[Op, ...], mapping: dict[Value, Value]) -> None:
         for op in ops:
-            if op is window.guarded:
+            if op is window.guarded and not framed:
                 inner = op.regions[0]
                 rebuild(b, inner.ops[:-1], mapping)
                 mapping[op.results[0]] = mapping.get(inner.yields[0], inner.yields[0])
             elif op is window.load:
                 with b.at(op.span):
                     where = [moved(b, v, low, mapping) for v, low in zip(op.operands[1:], window.low, strict=True)]
-                    mapping[op.results[0]] = b.op("load", padded, *(where if padded is op.operands[0] else window.place(b, where)))
+                    place = where if padded is op.operands[0] else window.place(b, where)
+                    mapping[op.results[0]] = b.op("load", padded, *place, framed=True) if framed else b.op("load", padded, *place)
             elif op.regions:
                 operands = tuple(mapping.get(v, v) for v in op.operands)
                 b.append(replace(op, operands=operands, regions=tuple(block(r, mapping) for r in op.regions)))

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.analysis.affine import Affine
 from tilewright.analysis.contraction import Contraction, find_contraction
 from tilewright.base.dtypes import DType, i64
 from tilewright.base.errors import CompilerBug
@@ -39,12 +40,15 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value
 from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
+from tilewright.passes.to_tile.panels.active_steps import ActiveRuns, ActiveSteps, steps_left_out, without_frames
 from tilewright.passes.to_tile.panels.frames import frame_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
 from tilewright.passes.to_tile.panels.rows_in_place import LONG_RUN, rows_lie
 from tilewright.passes.to_tile.panels.shares import blocks_across, blocks_down, multiple_down
+from tilewright.passes.to_tile.panels.short_rows import merges_apart
 from tilewright.passes.to_tile.panels.sides import join_columns, join_results, join_rows, join_terms
+from tilewright.passes.to_tile.panels.steps import local_array
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
 FEW_PANELS, FEWEST_PANELS = 8, 1
@@ -62,6 +66,7 @@ LINE = 64
 
 def lower_contraction_cpu(kernel: Kernel, schedule: CpuProduct, target: Target) -> Kernel:
     """The tile-stage kernel."""
+    kernel, frames = without_frames(kernel)
     found = find_contraction(kernel)
     if found is None:
         raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
@@ -76,13 +81,13 @@ def lower_contraction_cpu(kernel: Kernel, schedule: CpuProduct, target: Target) 
     if not gaps:
         kernel, found = joined, find_contraction(joined)
         assert found is not None
-    return PanelLowering(kernel, found, schedule, target, gaps).run_contraction()
+    return PanelLowering(kernel, found, schedule, target, gaps, frames).run_contraction()
 
 
 class PanelLowering(PanelResults):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
-    def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target, gaps: bool = True) -> None:
+    def __init__(self, kernel: Kernel, found: Contraction, schedule: CpuProduct, target: Target, gaps: bool = True, frames: tuple[Affine, ...] = ()) -> None:
         super().__init__(kernel, found, schedule, target, gaps)
         self.step = 1
         """Stretches of the sum are multiples of this."""
@@ -103,6 +108,16 @@ class PanelLowering(PanelResults):
         """Whether the next tile of sums reads the second factor where it lies, and from which column on; None: it never does."""
         self.on_the_way: tuple[Value, Value] | None = None
         """Whether the next tile of sums copies its panel of columns, and from which column on; None: all panels are copied before."""
+        self.outside = steps_left_out(frames, found, found.n if schedule.keep == "a" else found.m) if self._lists_steps() else ()
+        """What is at least 0 for steps that count, where some count for no pixel of a panel."""
+
+    def _lists_steps(self) -> bool:
+        """Whether steps may be left out: columns are read by their places alone, or rows have all steps of a run."""
+        if sum_bounds(self.found) or self.frame or self.matrix.to_tile != "lower_contraction_cpu":
+            return False
+        if self.matrix.keep == "b":
+            return not self.few
+        return len(self.placed) == 1 and not merges_apart(self.found, self.b)
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -229,18 +244,23 @@ class PanelLowering(PanelResults):
 
                 return list(inner.if_(are_long, lambda deep: [], copied)) if self.lie else copied(inner)
 
-            def copy_column(inner: Builder, column: Value) -> list[Value]:
-                return self._copy_columns(inner, env, across, column, zero if whole_a else column, start, count)
+            def copy_column(inner: Builder, column: Value, steps: Value | None = None) -> list[Value]:
+                return self._copy_columns(inner, env, across, column, zero if whole_a else column, start, steps or count)
 
             outer, inside = (panels, panels_down) if whole_a else (panels_down, panels)
-            kept, passing = (copy_row, copy_column) if whole_a else (copy_column, copy_row)
+            kept = copy_row if whole_a else copy_column
 
             def panel(inner: Builder, number: Value, direct: bool = False) -> list[Value]:
-                if not direct:
-                    passing(inner, number)
+                steps = self._steps_of_panel(inner, across, number, count) if whole_a else count
+                if not whole_a:
+                    self._runs_of_panel(inner, down, number, (start, count))
+                if not direct and whole_a:
+                    copy_column(inner, number, steps)
+                elif not direct:
+                    copy_row(inner, number)
 
                 def one_tile(deep: Builder, other: Value) -> list[Value]:
-                    tile(deep, start, count, *((other, number) if whole_a else (number, other)), direct)
+                    tile(deep, start, steps, *((other, number) if whole_a else (number, other)), direct)
                     return []
 
                 inner.for_(zero, self._panels_for(inner, number, inside, down, across), one, [], one_tile, name="panel")
@@ -361,6 +381,25 @@ class PanelLowering(PanelResults):
         """Panels of the factor that is kept that meet panel `number` of the other: all `inside`."""
         return inside
 
+    def _steps_of_panel(self, b: Builder, across: tuple[Value, Value], number: Value, count: Value) -> Value:
+        """How many steps of a stretch count for panel `number` of columns: it is read by these from here on."""
+        if self.active is None:
+            return count
+        left = b.add(across[0], b.mul(number, b.index(self.matrix.nr)))
+        last = b.sub(b.op("min", b.add(left, b.index(self.matrix.nr)), across[1]), b.index(1))
+        ends = self._apart(b, left, self.b.numbered), self._apart(b, last, self.b.numbered)
+        self.place_row, steps = self.active.of_panel(b, ends, count)
+        return steps
+
+    def _runs_of_panel(self, b: Builder, down: tuple[Value, Value], number: Value, stretch: tuple[Value, Value]) -> None:
+        """Find which steps of a stretch count for panel `number` of rows."""
+        if self.runs is None:
+            return
+        top = b.add(down[0], b.mul(number, b.index(self.matrix.mr)))
+        last = b.sub(b.op("min", b.add(top, b.index(self.matrix.mr)), down[1]), b.index(1))
+        ends = self._apart(b, top, self.a.extents), self._apart(b, last, self.a.extents)
+        self.runs = self.runs[0], self.runs[0].of_panel(b, ends, *stretch)
+
     def _allocate(self, b: Builder, whole_a: bool) -> None:
         """Room for the copies of both factors."""
         s = self.matrix
@@ -371,14 +410,20 @@ class PanelLowering(PanelResults):
         if self.few:
             self.dots = self._local(b, "dots", (s.mr, s.nr), self.dtype)
         if self._notes_places():
-            self.places = self._local(b, "places", (len(self.placed), s.k), i64)
+            self.places = self._local(b, "places", (2 if self.outside else len(self.placed), s.k), i64)
+        if self.outside and not whole_a:
+            rows, terms = (tuple(zip(*digits, strict=True)) for digits in ((self.a.indices, self.a.extents), (self.k_indices, self.k_extents)))
+            self.runs = ActiveRuns.allocate(b, self.outside, self.found, rows, terms, s.k), b.index(0)
+        elif self.outside:
+            columns = tuple(zip(self.b.indices, self.b.numbered, strict=True))
+            self.active = ActiveSteps.allocate(b, self.outside, self.found, columns, self.places, s.k)
 
     def _allocate_sums(self, b: Builder, env: dict[Value, Value]) -> None:
         s = self.matrix
         self.sums = self._local(b, "sums", (products_of(s) * self.tiles, s.mr, s.nr), self.dtype)
 
     def _local(self, b: Builder, name: str, shape: tuple[int, ...], dtype: DType) -> Value:
-        return b.op("alloc", dtype=dtype, shape=shape, space="local", align=64, name=name)
+        return local_array(b, name, shape, dtype)
 
     def _one_tile(
         self, b: Builder, env: dict[Value, Value], where: Value, panels: tuple[Value, Value], stretch: tuple[Value, Value], last: Value,
@@ -422,7 +467,7 @@ class PanelLowering(PanelResults):
     ) -> list[Value]:
         """As `_one_tile`, of rows that are read where they lie."""
         start, count = stretch
-        done = self._multiply_rows(b, env, down, start, count)
+        done = self._multiply_rows(b, env, down, start, count, self.runs)
         zero = b.index(0)
         sums = self._with_earlier(b, done, where, b.op("eq", start, zero), self.index_tile(b, zero, 1, self.matrix.nr))
         left = self._keep_or_finish(b, env, sums, where, last, down, across)
@@ -501,6 +546,8 @@ class PanelLowering(PanelResults):
 
         def add(inner: Builder, k: Value, c: Value, sums: Sequence[Value]) -> list[Value]:
             following: list[Value] = []
+            if self.active is not None and self.place_row is not None:
+                k = inner.op("load", self.active.steps, self.place_row, k)
             for number, acc in enumerate(sums):
                 place = inner.index(number)
                 a = inner.like(inner.op("load", self.rows, row, *((k, place) if self.a.along_side else (place, k))), c)
@@ -510,7 +557,12 @@ class PanelLowering(PanelResults):
         low, high = self.terms or (zero, count)
 
         def copied(inner: Builder) -> list[Value]:
-            return list(inner.for_(low, high, inner.index(1), [nothing] * rows, step, name="k"))
+            if self.runs is None:
+                return list(inner.for_(low, high, inner.index(1), [nothing] * rows, step, name="k"))
+            runs, number = self.runs
+            return runs.over(
+                inner, number, [nothing] * rows, lambda at, first, end, sums: at.for_(first, end, at.index(1), list(sums), step, name="k")
+            )
 
         def on_the_way(inner: Builder, left: Value) -> list[Value]:
             fetched = self._copying_reader(inner, env, panel, left, start)

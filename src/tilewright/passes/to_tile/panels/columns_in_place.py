@@ -13,6 +13,7 @@ from tilewright.base.sizes import ONE, ZERO
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.to_tile.panels.active_steps import ActiveSteps
 from tilewright.passes.to_tile.panels.frames import column_step, is_inside
 from tilewright.passes.to_tile.panels.short_rows import ROWS_APART, ShortRows, span_of
 from tilewright.passes.to_tile.panels.sides import needed_ops
@@ -41,6 +42,9 @@ class ColumnsInPlace(PanelSteps):
     """The panels of the second factor."""
     places: Value
     """Where each step of the sum is read then."""
+    place_row: Value | None = None
+    """The row of `places` that the panel at hand has, where steps that do not count for it are left out (`active_steps.py`)."""
+    active: ActiveSteps | None = None
 
     def _placed(self) -> tuple[int, ...]:
         """A factor that is copied panel by panel, each for a few tiles only, is read by places: where a step of the sum is, plus where a column is."""
@@ -94,8 +98,14 @@ class ColumnsInPlace(PanelSteps):
             indices = self._load_indices(at, env, found, {})
             for number, position in enumerate(self.placed):
                 at.multi("store", self.places, at.index(number), k, indices[position])
+            if self.active is not None:
+                self.active.note(at, k, found)
 
         self._k_loop(b, start, count, each)
+
+    def _place_row(self, b: Builder, number: int) -> Value:
+        """The row of `places` for one of the indices that change along the sum."""
+        return b.index(number) if self.place_row is None else self.place_row
 
     def _in_one_run(self, b: Builder, left: Value, end: Value) -> Value:
         """Whether the panel from column `left` on lies side by side, and wholly inside of what it is read from."""
@@ -120,7 +130,7 @@ class ColumnsInPlace(PanelSteps):
             indices: list[Value] = []
             for position, (index, first) in enumerate(zip(here, origin, strict=True)):
                 if position in self.placed:
-                    place = at.op("load", self.places, at.index(self.placed.index(position)), k)
+                    place = at.op("load", self.places, self._place_row(at, self.placed.index(position)), k)
                     index = at.add(at.sub(index, first), place)
                 indices.append(index)
             return indices
@@ -159,7 +169,7 @@ class ColumnsInPlace(PanelSteps):
                 shifts.append([at.sub(v, origin[p]) if p in self.placed else v for p, v in enumerate(here)])
 
             def by_k(inner: Builder, k: Value) -> list[Value]:
-                steps = {p: inner.op("load", self.places, inner.index(n), k) for n, p in enumerate(self.placed)}
+                steps = {p: inner.op("load", self.places, self._place_row(inner, n), k) for n, p in enumerate(self.placed)}
                 for column, shift in zip(columns, shifts, strict=True):
                     indices = [inner.add(v, steps[p]) if p in steps else v for p, v in enumerate(shift)]
                     inner.multi("store", self.columns, panel, k, column, inner.op("load", load.operands[0], *indices))
@@ -206,7 +216,7 @@ class ColumnsInPlace(PanelSteps):
                 mask, across = inner.op("lt", index, inner.like(high, index)), self.index_tile(inner, inner.add(shift, place), 1, self.lanes)
 
                 def each(deep: Builder, k: Value, terms: dict[Value, Value]) -> None:
-                    steps = {p: deep.op("load", self.places, deep.index(n), k) for n, p in enumerate(self.placed)}
+                    steps = {p: deep.op("load", self.places, self._place_row(deep, n), k) for n, p in enumerate(self.placed)}
                     indices = [deep.add(deep.sub(v, origin[p]), steps[p]) if p in steps else v for p, v in enumerate(here)]
                     indices[-1] = self._columns_from(deep, indices[-1], self.lanes)
                     counts = mask
@@ -269,8 +279,9 @@ class ColumnsInPlace(PanelSteps):
         last = b.sub(count, b.index(1))
 
         def by_k(at: Builder, k: Value) -> list[Value]:
-            step = at.op("load", self.places, zero, k)
-            ahead = at.op("load", self.places, zero, at.op("min", at.add(k, at.index(PLACES_AHEAD)), last))
+            row = self._place_row(at, 0)
+            step = at.op("load", self.places, row, k)
+            ahead = at.op("load", self.places, row, at.op("min", at.add(k, at.index(PLACES_AHEAD)), last))
             for place, parts in vectors:
                 # What the panels before have read is near: of each vector the line in which it ends is not.
                 far = [at.add(v, ahead) if p in self.placed else v for p, v in enumerate(parts[-1][0])]

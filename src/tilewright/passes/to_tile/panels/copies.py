@@ -6,16 +6,19 @@ what lies outside; or, where columns lie side by side as they are, ops that read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from tilewright.base.dtypes import i64
 from tilewright.base.sizes import ONE, Size, mod, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
 from tilewright.passes.common.nest_shapes import Condition, join, shape_of
+from tilewright.passes.to_tile.panels.active_steps import ActiveRuns
 from tilewright.passes.to_tile.panels.columns_in_place import LINE, STEPS_AHEAD, ColumnsInPlace
 from tilewright.passes.to_tile.panels.short_rows import merges_apart
 from tilewright.passes.to_tile.panels.sides import Side, needed_ops
+from tilewright.passes.to_tile.panels.steps import local_array
 from tilewright.passes.windows.sum_ranges import sum_bounds
 
 PANELS_TOGETHER, ROWS_AHEAD = 8, 4
@@ -35,6 +38,8 @@ class PanelCopies(ColumnsInPlace):
 
     rows: Value
     """The panels of the first factor."""
+    runs: tuple[ActiveRuns, Value] | None = None
+    """The runs of steps that count for the rows at hand, and their number; None: all steps do."""
     dots: Value
     """The sums of a tile over one stretch, where they are added up column by column."""
 
@@ -641,6 +646,10 @@ class PanelCopies(ColumnsInPlace):
             b.if_(self._run_fits(b, digit, top, width, bottom, side), together, masked if self._masks(side) else apart)
             return
 
+        def one_by_one(at: Builder) -> list[Value]:
+            at.for_(zero, at.index(s.mr), one, [], by_row, name="row")
+            return []
+
         def by_row(at: Builder, row: Value) -> list[Value]:
             number = at.add(top, row)
 
@@ -662,7 +671,95 @@ class PanelCopies(ColumnsInPlace):
             at.if_(at.op("lt", number, bottom), there, outside)
             return []
 
-        b.for_(zero, b.index(s.mr), one, [], by_row, name="row")
+        if not self._has_runs():
+            one_by_one(b)
+            return
+        are_long = b.op("ge", b.index(product(self.k_extents[-side.run :])), b.index(self.lanes))
+        b.if_(are_long, lambda at: self._copy_runs(at, env, panel, (top, bottom), start, count), one_by_one)
+
+    def _has_runs(self) -> bool:
+        """Whether rows of the first factor are elements of an array that lie in runs along the sum of a window."""
+        side, load = self.a, self.a.factor.load
+        if not side.along_k or side.run == len(self.k_extents) or load is None or side.factor.guard is not None or side.factor.value is not load.result:
+            return False
+        if dtype_of(load.operands[0].type) is not side.dtype or self.matrix.to_tile != "lower_contraction_cpu":
+            return False
+        indices = {*self.found.indices, *self.k_indices}
+        return all(value in indices for form in self.found.access(side.factor) for value in form.values)
+
+    def _copy_runs(
+        self, b: Builder, env: dict[Value, Value], panel: Value, down: tuple[Value, Value], start: Value, count: Value
+    ) -> list[Value]:
+        """Copy `mr` rows run by run of a window, which all rows have alike: where a run lies is found once for all of them. Behind the last row it is copied again."""
+        s, side, load, (top, bottom) = self.matrix, self.a, self.a.factor.load, down
+        assert load is not None
+        zero, one, lanes = b.index(0), b.index(1), b.index(self.lanes)
+        places = local_array(b, "row_places", (len(load.operands) - 1, s.mr), i64)
+        others = [op for op in side.ops if op is not load]
+        at_first = {**env, **dict.fromkeys((*self.k_indices, *side.indices), zero)}
+
+        def indices(at: Builder, known: Mapping[Value, Value]) -> list[Value]:
+            local = {**at_first, **known}
+            self.ops(at, others, local, [])
+            return [local[v] for v in load.operands[1:]]
+
+        def note(at: Builder, row: Value) -> list[Value]:
+            local: dict[Value, Value] = {}
+            self._bind(at, local, side.indices, side.extents, at.op("min", at.add(top, row), at.sub(bottom, one)))
+            for axis, index in enumerate(indices(at, local)):
+                at.multi("store", places, at.index(axis), row, index)
+            return []
+
+        b.for_(zero, b.index(s.mr), one, [], note, name="row")
+        origin = indices(b, {})
+        length = product(self.k_extents[-side.run :])
+        extents = (*self.k_extents[: -side.run], length)
+
+        def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
+            run = {**dict(zip(self.k_indices, digits, strict=False)), self.k_indices[-1]: low}
+            moved = [at.sub(index, first) for index, first in zip(indices(at, run), origin, strict=True)]
+            width, shift = at.sub(high, low), at.add(at.sub(base, start), low)
+
+            def by_row(inner: Builder, row: Value) -> list[Value]:
+                here = [inner.add(inner.op("load", places, inner.index(axis), row), move) for axis, move in enumerate(moved)]
+
+                def along(deep: Builder, first: Value, place: Value) -> Value:
+                    return self.index_tile(deep, deep.add(first, place), 1, self.lanes)
+
+                def masked(deep: Builder, place: Value) -> list[Value]:
+                    """What a vector has behind the end of a run, the next one writes over."""
+                    lane = self.index_tile(deep, zero, 1, self.lanes)
+                    inside = deep.op("lt", lane, deep.like(deep.sub(width, place), lane))
+                    value = deep.op("load", load.operands[0], *here[:-1], along(deep, here[-1], place), inside, masked=True)
+                    return list(deep.multi("store", self.rows, panel, row, along(deep, shift, place), value))
+
+                def vector(deep: Builder, place: Value) -> list[Value]:
+                    value = deep.op("load", load.operands[0], *here[:-1], along(deep, here[-1], place))
+                    return list(deep.multi("store", self.rows, panel, row, along(deep, shift, place), value))
+
+                def single(deep: Builder, place: Value) -> list[Value]:
+                    value = deep.op("load", load.operands[0], *here[:-1], deep.add(here[-1], place))
+                    return list(deep.multi("store", self.rows, panel, row, deep.add(shift, place), value))
+
+                if self.target.has_lane_masks:
+                    inner.for_(zero, width, lanes, [], masked, name="c")
+                    return []
+                whole = inner.mul(inner.op("floordiv", width, lanes), lanes)
+                inner.for_(zero, whole, lanes, [], vector, name="c")
+                inner.for_(whole, width, one, [], single, name="c")
+                return []
+
+            at.for_(zero, at.index(s.mr), one, [], by_row, name="row")
+
+        def several(at: Builder, first: Value, end: Value, _: Sequence[Value]) -> list[Value]:
+            self._segments(at, extents, length, at.add(start, first), at.add(start, end), segment)
+            return []
+
+        if self.runs is None:
+            several(b, zero, count, ())
+        else:
+            self.runs[0].over(b, self.runs[1], [], several)
+        return []
 
     def _along_k(
         self, b: Builder, env: dict[Value, Value], panel: Value, row: Value, start: Value, count: Value
@@ -716,8 +813,10 @@ class PanelCopies(ColumnsInPlace):
             self._segments(at, extents, length, start, at.add(start, count), short_run)
             return []
 
+        masks = self.target.has_lane_masks and side.dtype is self.dtype and self.matrix.to_tile != "lower_contraction_amx"
         if len(extents) == 1:
             by_vectors(b)
+        elif self._has_runs():
+            (by_runs if masks else one_by_one)(b)  # runs are short
         else:
-            masks = self.target.has_lane_masks and side.dtype is self.dtype and self.matrix.to_tile != "lower_contraction_amx"
             b.if_(b.op("ge", b.index(length), b.index(self.lanes)), by_vectors, by_runs if masks else one_by_one)

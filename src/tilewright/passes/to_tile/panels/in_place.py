@@ -23,6 +23,7 @@ from tilewright.ir.types import dtype_of
 from tilewright.passes.schedules.matrix import CpuProduct
 from tilewright.passes.to_tile.panels.results import PanelResults
 from tilewright.passes.to_tile.panels.sides import Side
+from tilewright.passes.to_tile.panels.steps import local_array
 from tilewright.passes.windows.sum_ranges import sum_bounds
 
 SELDOM = 64
@@ -252,5 +253,5 @@ class InPlaceProduct(PanelResults):
         return b.op("load", self.sums, b.add(tile, row), columns)
 
     def _local(self, b: Builder, name: str, shape: Sequence[int]) -> Value:
-        return b.op("alloc", dtype=self.dtype, shape=tuple(shape), space="local", align=64, name=name)
+        return local_array(b, name, shape, self.dtype)
 

@@ -18,6 +18,7 @@ from tilewright.base.sizes import ONE, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
+from tilewright.passes.to_tile.panels.active_steps import ActiveRuns
 from tilewright.passes.to_tile.panels.columns_in_place import LINE
 from tilewright.passes.to_tile.panels.copies import PanelCopies
 from tilewright.passes.to_tile.panels.count_up import count_up
@@ -48,9 +49,11 @@ class RowsInPlace(PanelCopies):
     def _run_length(self, b: Builder) -> Value:
         return b.index(product(self.k_extents[-self.a.run :]))
 
-    def _multiply_rows(self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], start: Value, count: Value) -> list[Value]:
+    def _multiply_rows(
+        self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], start: Value, count: Value, active: tuple[ActiveRuns, Value] | None
+    ) -> list[Value]:
         """The sums of a tile over a stretch, of parts as long as stretches of copied rows are: a longer chain of sums is less accurate. Behind the last row it is
-        read again."""
+        read again. `active`: the runs of steps that count, and their number; None: all do."""
         s, side, load = self.matrix, self.a, self.a.factor.load
         assert load is not None
         zero, one, across = b.index(0), b.index(1), self.index_tile(b, b.index(0), 1, s.nr)
@@ -80,15 +83,21 @@ class RowsInPlace(PanelCopies):
             low, high = at.op("max", at.sub(first, base), zero), at.op("min", at.sub(end, base), length)
             return list(at.for_(low, high, one, list(sums), step, name="k"))
 
-        def part(at: Builder, offset: Value, *totals: Value) -> list[Value]:
-            first, end = at.add(start, offset), at.add(start, at.op("min", at.add(offset, most), count))
+        def part(at: Builder, offset: Value, stop: Value, *totals: Value) -> list[Value]:
+            first, end = at.add(start, offset), at.add(start, at.op("min", at.add(offset, most), stop))
             last = at.op("floordiv", at.sub(at.add(end, length), one), length)
             begun = at.op("floordiv", first, length)
             own = at.for_(begun, last, one, [nothing] * s.mr, lambda inner, number, *sums: run(inner, number, first, end, sums), name="run")
             return [at.add(total, sums) for total, sums in zip(totals, own, strict=True)]
 
+        def parts(at: Builder, low: Value, stop: Value, totals: Sequence[Value]) -> list[Value]:
+            return list(at.for_(low, stop, most, list(totals), lambda inner, offset, *values: part(inner, offset, stop, *values), name="part"))
+
         most = b.index(self.target.costs.caches.window_depth)
-        return list(b.for_(zero, count, most, [nothing] * s.mr, part, name="part"))
+        if active is None:
+            return parts(b, zero, count, [nothing] * s.mr)
+        runs, number = active
+        return runs.over(b, number, [nothing] * s.mr, parts)
 
     def _numbers(self, b: Builder, down: tuple[Value, Value]) -> list[dict[Value, Value]]:
         """The indices that make up each row of a tile, counted up from the first."""

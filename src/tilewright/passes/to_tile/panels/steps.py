@@ -25,6 +25,11 @@ def _extent(b: Builder, extent: Size, axis: int, phases: bool) -> Value:
     return b.index(extent)
 
 
+def local_array(b: Builder, name: str, shape: Sequence[int], dtype: DType) -> Value:
+    """Memory of a block's own."""
+    return b.op("alloc", dtype=dtype, shape=tuple(shape), space="local", align=64, name=name)
+
+
 class PanelSteps(LoopLowering):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
@@ -86,17 +91,17 @@ class PanelSteps(LoopLowering):
             return
         row = b.index(extents[-1])
 
-        def piece(inner: Builder, outer: Value) -> list[Value]:
+        def piece(inner: Builder, outer: Value, *digits: Value) -> list[Value]:
             base = inner.mul(outer, row)
             first, end = (
                 inner.op("max", inner.sub(low, base), inner.index(0)),
                 inner.op("min", inner.sub(high, base), inner.index(limit)),
             )
-            body(inner, self._apart(inner, outer, extents[:-1]), first, end, base)
-            return []
+            body(inner, digits, first, end, base)
+            return count_up(inner, digits, extents[:-1])
 
-        last = b.op("floordiv", b.sub(b.add(high, row), b.index(1)), row)
-        b.for_(b.op("floordiv", low, row), last, b.index(1), [], piece, name="outer")
+        begun, last = b.op("floordiv", low, row), b.op("floordiv", b.sub(b.add(high, row), b.index(1)), row)
+        b.for_(begun, last, b.index(1), self._apart(b, begun, extents[:-1]), piece, name="outer")
 
     def _strips_of(
         self, b: Builder, low: Value, high: Value, widths: Sequence[int], some: Callable[[Builder, Value, int], Sequence[Value]],

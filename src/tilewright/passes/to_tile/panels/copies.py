@@ -674,6 +674,9 @@ class PanelCopies(ColumnsInPlace):
         if not self._has_runs():
             one_by_one(b)
             return
+        if self.target.has_lane_masks:
+            self._copy_runs(b, env, panel, (top, bottom), start, count)
+            return
         are_long = b.op("ge", b.index(product(self.k_extents[-side.run :])), b.index(self.lanes))
         b.if_(are_long, lambda at: self._copy_runs(at, env, panel, (top, bottom), start, count), one_by_one)
 
@@ -817,6 +820,6 @@ class PanelCopies(ColumnsInPlace):
         if len(extents) == 1:
             by_vectors(b)
         elif self._has_runs():
-            (by_runs if masks else one_by_one)(b)  # runs are short
+            one_by_one(b)  # runs are short
         else:
             b.if_(b.op("ge", b.index(length), b.index(self.lanes)), by_vectors, by_runs if masks else one_by_one)

@@ -15,7 +15,7 @@ import pytest
 from tilewright.base.dtypes import DType, by_name, f32
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target, host_cpu, parse_target
-from tilewright.codegen.host.pool import pool_object
+from tilewright.codegen.host.pool import pool_object, starter_object
 from tilewright.compile.build import build_artifact
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_program
@@ -26,7 +26,7 @@ from tilewright.passes.routes import Stages, lower
 from tilewright.runtime.cpu import pool as cpu_pool
 from tilewright.runtime.cpu import program as cpu
 
-cpu_pool.provide_code(lambda: pool_object(host_cpu()))
+cpu_pool.provide_code(lambda: pool_object(host_cpu()), lambda: starter_object(host_cpu()))
 
 Number = int | float | bool
 PointBody = Callable[..., object]

@@ -38,7 +38,7 @@ from tilewright.codegen.host.allocator import memory_ir
 from tilewright.codegen.host.c_entry import entry_text
 from tilewright.codegen.host.launcher import stub_ir
 from tilewright.codegen.host.launcher_text import ENGINE
-from tilewright.codegen.host.pool import pool_ir
+from tilewright.codegen.host.pool import pool_ir, starter_ir
 from tilewright.compile import driver
 from tilewright.compile import pieces as parts
 from tilewright.compile.build import build_artifact
@@ -341,6 +341,7 @@ def c_entry(kernel: tw.Kernel[..., Any], arguments: tuple[object, ...]) -> str:
 HOST: dict[str, Callable[[], str]] = {
     "launch engine": lambda: ENGINE,
     "allocator": memory_ir,
+    "starter of the pool": starter_ir,
     **{
         f"pool of {target}{'' if futex else ' without futex'}": functools.partial(pool_ir, parse_target(target), futex)
         for target, futex in itertools.product(("x86-64-avx2", "aarch64-neon"), (True, False))

@@ -157,6 +157,17 @@ def _pool_code() -> bytes:
     return _kept_code("pool", build)
 
 
+def _starter_code() -> bytes:
+    """The machine code that is there before the thread pool is."""
+
+    def build(target: Target) -> bytes:
+        from tilewright.codegen.host.pool import starter_object
+
+        return starter_object(target)
+
+    return _kept_code("starter", build)
+
+
 def _memory_code() -> bytes:
     """The machine code that hands out device memory."""
 
@@ -179,7 +190,7 @@ def _tensor_code() -> bytes:
     return _kept_code("tensors", build, abi_key())
 
 
-cpu_pool.provide_code(_pool_code)
+cpu_pool.provide_code(_pool_code, _starter_code)
 machine_code.provide("memory", _memory_code)
 machine_code.provide("tensors", _tensor_code)
 

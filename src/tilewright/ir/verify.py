@@ -20,7 +20,6 @@ from tilewright.base.source import NOWHERE, Span
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import ATOMICS, OPS, OpDef, TypeRuleError, reduction_results
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput, call_tree
-from tilewright.ir.text import print_op
 from tilewright.ir.types import BOOL, INDEX, CopyMap, Scalar, Tensor, Tile, Type, Vec, dtype_of
 
 STAGE_TYPES: dict[Stage, frozenset[type]] = {
@@ -169,6 +168,8 @@ class _Verifier:
         text = f"kernel @{self.kernel.name}: {reason}"
         span = self.kernel.span
         if op is not None:
+            from tilewright.ir.text import print_op  # most kernels are right
+
             text += f", in `{print_op(op, self.kernel)}`"
             if op.span.line:
                 span = op.span

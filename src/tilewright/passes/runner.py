@@ -30,7 +30,6 @@ from tilewright.base.source import Span
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import KernelCall, Program
-from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel, verify_program
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.tree.block_graph import BlockGraph
@@ -291,7 +290,7 @@ def run_on_kernel(one: Pass, kernel: Kernel, context: PassContext, trace: Trace)
         return kernel
     if one.source not in (ANY, kernel.stage.value):
         raise _blame(one, kernel, context, f"it takes stage {one.source}, the kernel is of stage {kernel.stage.value}")
-    return _run(one, kernel, context, trace, checked, print_kernel)
+    return _run(one, kernel, context, trace, checked, _kernel_text)
 
 
 def run_on_program(one: Pass, subject: Program | TypedKernel | BlockGraph, context: PassContext, trace: Trace) -> tuple[Program, PassContext]:
@@ -313,7 +312,7 @@ def run_on_program(one: Pass, subject: Program | TypedKernel | BlockGraph, conte
             context = replace(context, plans=(None,) * len(subject.calls))
         _check_idle(one, subject, context, trace, lambda returned: checked(returned)[0])
         return subject, context
-    return _run(one, subject, context, trace, checked, lambda done: print_program(done[0]))
+    return _run(one, subject, context, trace, checked, lambda done: _program_text(done[0]))
 
 
 def _check_idle(one: Pass, subject: Kernel | Program, context: PassContext, trace: Trace, checked: Callable[[object], Subject]) -> None:
@@ -353,6 +352,18 @@ def _run(
     return result
 
 
+def _kernel_text(kernel: Kernel) -> str:
+    from tilewright.ir.text import print_kernel  # it is seldom asked for
+
+    return print_kernel(kernel)
+
+
+def _program_text(program: Program) -> str:
+    from tilewright.ir.text import print_program
+
+    return print_program(program)
+
+
 def _blame(one: Pass, subject: Subject, context: PassContext, reason: str) -> CompilerBug:
     kind, text, suffix = _described(subject, context)
     handle, path = tempfile.mkstemp(prefix=f"tilewright-{one.name}-", suffix=suffix)
@@ -369,9 +380,9 @@ def _blame(one: Pass, subject: Subject, context: PassContext, reason: str) -> Co
 def _described(subject: Subject, context: PassContext) -> tuple[str, str, str]:
     """What a subject is called, its text, and how a file of that is named."""
     if isinstance(subject, Kernel):
-        return "kernel", print_kernel(subject), ".kir"
+        return "kernel", _kernel_text(subject), ".kir"
     if isinstance(subject, Program):
-        return "program", print_program(subject), ".kir"
+        return "program", _program_text(subject), ".kir"
     if isinstance(subject, TypedKernel):
         return "typed tree", show(subject), ".txt"
-    return "graph of blocks", "\n".join(map(print_program, context.programs)), ".kir"
+    return "graph of blocks", "\n".join(map(_program_text, context.programs)), ".kir"

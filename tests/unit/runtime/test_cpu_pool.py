@@ -108,11 +108,7 @@ def code() -> ObjectCode:
 def pool(request: pytest.FixtureRequest) -> Iterator[cpu_pool.ThreadPool]:
     """A pool of its own, in both ways to sleep; the process's pool keeps its symbols."""
     target = host_cpu()
-    shared = cpu_pool.pool()
-    made = cpu_pool.ThreadPool(compile_object(pool_ir(target, futex=request.param == "futex"), target, opt=0))
-    cpu_pool.bind_symbol("tilewright_pool", shared.address)
-    for name in ("tilewright_pool_start", "tilewright_launch"):
-        cpu_pool.bind_symbol(name, shared._code.address(name))
+    made = cpu_pool.ThreadPool(lambda: compile_object(pool_ir(target, futex=request.param == "futex"), target, opt=0))
     yield made
     made.threads = 1
 
@@ -252,7 +248,7 @@ def test_nested_jobs_run_inside(pool: cpu_pool.ThreadPool, code: ObjectCode) -> 
     inner = Counter(code, 1000)
     slots = np.concatenate([
         inner.slots,
-        np.array([pool._code.address("tilewright_launch"), pool.address, code.address("count")], np.uint64),
+        np.array([pool.code.objects.address("tilewright_launch"), pool.address, code.address("count")], np.uint64),
     ])
     pool.launch(code.address("nest"), slots.__array_interface__["data"][0], 40, PARALLEL_WORK)
     assert (inner.counters == 40).all()
@@ -407,6 +403,38 @@ def test_calls_in_exit_handlers_and_fork_pools() -> None:
     """)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[2097152.0, 20.0, 1048576.0]\n2097152.0\n"
+
+
+def test_code_of_the_pool_comes_with_the_first_large_call() -> None:
+    done = _script("""
+    print(float(program.call(a[:10], a[:10]).sum()), cpu_pool.pool()._loaded is None)
+    print(float(program.call(a, a).sum()), cpu_pool.pool()._loaded is None, cpu_pool.pool().workers)
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "20.0 True\n2097152.0 False 2\n", "")
+
+
+def test_the_first_large_call_is_in_an_exit_handler() -> None:
+    done = _script("""
+    import atexit
+    atexit.register(lambda: print(float(program.call(a, a).sum())))
+    program.call(a[:10], a[:10])
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2097152.0\n", "")
+
+
+def test_what_keeps_the_pool_from_coming_is_raised() -> None:
+    done = _script("""
+    def fail():
+        raise RuntimeError("no code")
+    build, cpu_pool.pool()._build = cpu_pool.pool()._build, fail
+    try:
+        program.call(a, a)
+    except RuntimeError as error:
+        print(error)
+    cpu_pool.pool()._build = build
+    print(float(program.call(a, a).sum()), cpu_pool.pool().workers)
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "no code\n2097152.0 2\n", "")
 
 
 def test_no_pool_code_is_our_mistake() -> None:

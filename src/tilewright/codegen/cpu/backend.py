@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.base.abi import LOCAL_MEMORY
 from tilewright.base.artifact import Launch
 from tilewright.base.target import Target
-from tilewright.codegen.cpu.common_bodies import caller, can_call, common_body
 from tilewright.codegen.cpu.emitter import FunctionParts, faults, function_parts, heap_bytes, renumbered
-from tilewright.codegen.cpu.same_bodies import shape, shared_text
 from tilewright.codegen.host.entries import host_object
 from tilewright.codegen.llvm import native
 from tilewright.codegen.registry import Backend, ProgramText, entry_name, register_backend
@@ -23,6 +21,8 @@ def write(program: Program, target: Target) -> ProgramText:
     texts: dict[int, str] = {}
     functions: dict[int, FunctionParts] = {}
     common: dict[Kernel, FunctionParts] = {}
+    if any(call.common is not None for call in program.calls):
+        from tilewright.codegen.cpu.common_bodies import caller, can_call, common_body
     for position, call in enumerate(program.calls):
         entry, shared = entry_name(program, position), call.common
         if shared is None or not can_call(shared):
@@ -35,11 +35,19 @@ def write(program: Program, target: Target) -> ProgramText:
         texts[position] = texts.get(position, "") + caller(shared, entry, body)
     for group in _groups(program, functions):
         alike = [functions[position] for position in group]
-        written = shared_text(alike) if len(group) > 1 else None
-        texts |= zip(group, written or [f.text() for f in alike], strict=True)
+        texts |= zip(group, _shared(alike) or [f.text() for f in alike], strict=True)
     parts = [renumbered(texts[position], 100000 * position) if position else texts[position] for position in range(len(program.calls))]
     declarations = sorted(frozenset[str]().union(*(f.declarations for f in (*functions.values(), *common.values()))))
     return ProgramText("\n".join(declarations) + "\n" + "\n".join(parts), (0,) * len(parts))
+
+
+def _shared(functions: Sequence[FunctionParts]) -> list[str] | None:
+    """Text in which several functions have one body; None where they cannot."""
+    if len(functions) == 1:
+        return None
+    from tilewright.codegen.cpu.same_bodies import shared_text
+
+    return shared_text(functions)
 
 
 def _groups(program: Program, functions: Mapping[int, FunctionParts]) -> list[list[int]]:
@@ -47,7 +55,12 @@ def _groups(program: Program, functions: Mapping[int, FunctionParts]) -> list[li
     groups: dict[object, list[int]] = {}
     for position, function in functions.items():
         phases = program.calls[position].kernel.attrs.get("phase_of")
-        groups.setdefault((phases, shape(function)) if phases else position, []).append(position)
+        key: object = position
+        if phases:
+            from tilewright.codegen.cpu.same_bodies import shape
+
+            key = phases, shape(function)
+        groups.setdefault(key, []).append(position)
     return list(groups.values())
 
 

@@ -72,7 +72,9 @@ def host_ir(artifact: Artifact, fields: int = 3, special: bool = False) -> str:
     while somebody records or watches."""
     arrays = [p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)]
     scalars = [p for p in artifact.inputs if isinstance(p, ScalarParam)]
-    parts = [HEADER, *DECLARATIONS, conversions(), FRONT, ARRANGE]
+    parts = [HEADER, *DECLARATIONS, FRONT, ARRANGE]
+    if any(not p.dtype.is_bool and not p.typed for p in scalars):
+        parts.append(conversions())
     parts.append(f'@outside.fields = private unnamed_addr constant [{fields + 1} x i8] c"{"L" * fields}\\00"')
     if special:
         parts.append("@tilewright_streams_special = external global i64")
@@ -86,9 +88,9 @@ def host_ir(artifact: Artifact, fields: int = 3, special: bool = False) -> str:
         parts.append("  br label %reject")
     else:
         parts += _Stub(artifact, fields, special).emit()
-    checked = CHECKED_STEPS if any("@checked." in part for part in parts) else ()
-    parts += [REJECT, "}", *checked, ""]
-    return "\n".join(parts)
+    parts += [REJECT, "}"]
+    text = "\n".join(parts)
+    return "\n".join([text, *(step for step in CHECKED_STEPS if step[step.index("@") : step.index("(")] in text), ""])
 
 
 def host_object(artifact: Artifact, target: Target, fields: int = 3, special: bool = False) -> bytes:

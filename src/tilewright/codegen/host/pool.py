@@ -1,6 +1,8 @@
 """The CPU thread pool's machine code: the worker loop and `tilewright_pool_run`, as LLVM text.
 
-In: a CPU target (its system decides how a thread sleeps). Out: LLVM text that works on the control block of `base.abi`.
+In: a CPU target (its system decides how a thread sleeps). Out: LLVM text that works on the control block of `base.abi`. It comes in two objects:
+the starter, which is what small launches and entry stubs need and begins with nothing but its caller, and the pool itself, which is loaded by the first
+launch that may be shared, or that may last.
 
 A job is open while `generation` is odd. The caller fills in the job, makes the generation odd, claims blocks like everybody
 else, makes it even again and waits until no worker is inside. A worker that sees an odd generation first counts itself in
@@ -574,9 +576,11 @@ parallel:
 done:
   ret void
 }}
+"""
 
+_LAUNCH_ALL = """
 ; One launch after another: `jobs` is a table of (entry, slots, blocks, work), 8 bytes each.
-define void @tilewright_launch_all(ptr %pool, ptr %jobs, i64 %count) {{
+define void @tilewright_launch_all(ptr %pool, ptr %jobs, i64 %count) {
 start:
   %some = icmp sgt i64 %count, 0
   br i1 %some, label %next, label %done
@@ -596,7 +600,7 @@ next:
   br i1 %more, label %next, label %done
 done:
   ret void
-}}
+}
 """
 
 _INTERRUPTS = """
@@ -730,13 +734,10 @@ define i32 @tilewright_interrupt_end(i32 %before) {
 }
 """
 
-_HEARD = """
-declare ptr @PyEval_SaveThread() nonlazybind
-declare void @PyEval_RestoreThread(ptr) nonlazybind
+_CALL_PYTHON = """
 declare ptr @PyErr_Occurred() nonlazybind
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr) nonlazybind
 declare void @Py_DecRef(ptr) nonlazybind
-@tilewright_start_workers = external global i8
 
 ; What it raises is left for the end of the call.
 define internal void @call_python(ptr %function) {
@@ -749,11 +750,60 @@ drop:
 done:
   ret void
 }
+"""
 
-define void @tilewright_pool_start() {
+# The functions of the pool come later: until then a launch is its caller's alone, and nobody hears Ctrl-C before the call ends. Where they did not come
+# since starting failed, the end of the call says so.
+_STARTER = f"""
+@tilewright_start_workers = external global i8
+@{abi.POOL_FUNCTIONS} = global [3 x ptr] zeroinitializer
+
+define void @tilewright_pool_start() {{
   call void @call_python(ptr @tilewright_start_workers)
   ret void
-}
+}}
+
+define internal void @tilewright_pool_run(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain) {{
+  %run = load atomic ptr, ptr @{abi.POOL_FUNCTIONS} acquire, align 8
+  %alone = icmp eq ptr %run, null
+  br i1 %alone, label %here, label %share
+share:
+  call void %run(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain)
+  ret void
+here:
+  call void %entry(ptr %slots, i64 0, i64 %blocks)
+  ret void
+}}
+
+define i32 @tilewright_interrupt_begin() {{
+  %begin = load atomic ptr, ptr getelementptr (i8, ptr @{abi.POOL_FUNCTIONS}, i64 8) acquire, align 8
+  %absent = icmp eq ptr %begin, null
+  br i1 %absent, label %none, label %ask
+ask:
+  %count = call i32 %begin()
+  ret i32 %count
+none:
+  ret i32 0
+}}
+
+define i32 @tilewright_interrupt_end(i32 %before) {{
+  %end = load atomic ptr, ptr getelementptr (i8, ptr @{abi.POOL_FUNCTIONS}, i64 16) acquire, align 8
+  %absent = icmp eq ptr %end, null
+  br i1 %absent, label %none, label %ask
+ask:
+  %stopped = call i32 %end(i32 %before)
+  ret i32 %stopped
+none:
+  %raised = call ptr @PyErr_Occurred()
+  %some = icmp ne ptr %raised, null
+  %result = zext i1 %some to i32
+  ret i32 %result
+}}
+"""
+
+_HEARD = """
+declare ptr @PyEval_SaveThread() nonlazybind
+declare void @PyEval_RestoreThread(ptr) nonlazybind
 
 ; Launches for callers in Python, who hold the GIL: between begin and end no code of Python runs that an interrupt could leave.
 define i32 @tilewright_launch_heard(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %work) {
@@ -792,12 +842,14 @@ define void @tilewright_pool_stop(ptr %pool) {
 """
 
 
+def _launch() -> str:
+    return _LAUNCH.format(parallel_work=PARALLEL_WORK, claim_work=CLAIM_WORK, claims=CLAIMS_PER_THREAD, workers=abi.POOL_WORKERS)
+
+
 def pool_ir(target: Target, futex: bool = True) -> str:
     """LLVM text of the pool for the target's system. Without `futex`, threads sleep on a condition variable everywhere."""
     machine = target.triple.split("-", 1)[0]
-    launch = _LAUNCH.format(
-        parallel_work=PARALLEL_WORK, claim_work=CLAIM_WORK, claims=CLAIMS_PER_THREAD, workers=abi.POOL_WORKERS
-    )
+    launch = _launch() + _LAUNCH_ALL + _CALL_PYTHON
     if "windows" in target.triple:
         # No pool there yet: the runtime starts no workers, and every job runs in its caller.
         return _ALONE + launch + _NO_INTERRUPTS + _HEARD
@@ -836,3 +888,14 @@ def pool_object(target: Target) -> bytes:
     """The pool's code as an object; the same for every program, so compiled once."""
     # Optimising would triple the compile time and save nothing a caller could measure.
     return compile_object(pool_ir(target), target, opt=0)
+
+
+def starter_ir() -> str:
+    """LLVM text of what is there before the pool is."""
+    return _launch() + _CALL_PYTHON + _STARTER
+
+
+@functools.cache
+def starter_object(target: Target) -> bytes:
+    """The starter's code as an object; the same for every program."""
+    return compile_object(starter_ir(), target, opt=0)

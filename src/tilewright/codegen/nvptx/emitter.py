@@ -25,9 +25,6 @@ from tilewright.codegen.nvptx import (
     grid as nvptx_grid,
 )
 from tilewright.codegen.nvptx import (
-    matrix as nvptx_matrix,
-)
-from tilewright.codegen.nvptx import (
     simt as nvptx_simt,
 )
 from tilewright.codegen.nvptx.masked import masked_load, masked_store
@@ -35,6 +32,7 @@ from tilewright.codegen.nvptx.ordinary import ordinary
 from tilewright.codegen.nvptx.watchdog import Watchdog
 from tilewright.ir.needs import alignment, cluster_of, element_count, feature_of, shared_places
 from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.types import CopyMap, Scalar, Tensor, Vec, dtype_of, with_dtype
 
 _CONSTRAINTS = {"float": "f", "double": "d", "i64": "l", "i32": "r"}
@@ -42,6 +40,10 @@ _CONSTRAINTS = {"float": "f", "double": "d", "i64": "l", "i32": "r"}
 _SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 0}
 """LLVM's numbers. Local memory is generic here: LLVM makes it local itself, and converts an `alloca` in address space 5 twice, so that
 it faults."""
+PTX_REQUIRED = {"tma": 80, "mbarrier": 80, "cluster": 78, "wgmma": 80, "setmaxnreg": 80}
+"""The PTX version, times ten, that spells a feature's instructions; LLVM ends the process where it is lower."""
+_MATRIX = frozenset(row.name for row in DEFINITIONS)
+"""Ops of which `codegen.nvptx.matrix` has most; kernels without them do without it."""
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory a kernel may have without asking for them at the launch."""
 
@@ -211,9 +213,11 @@ class _NvptxDialect:
         self._require(op)
         if op.opcode == "tensor_map":
             return [f"%map{self.needs.maps.index(_map_of(self.kernel, op))}"]
-        matrix = nvptx_matrix.HANDLERS.get(op.opcode)
-        if matrix is not None:
-            return matrix(w, op, operands)
+        if op.opcode in _MATRIX:
+            from tilewright.codegen.nvptx.matrix import HANDLERS
+
+            if op.opcode in HANDLERS:
+                return HANDLERS[op.opcode](w, op, operands)
         simt = nvptx_simt.HANDLERS.get(op.opcode)
         if simt is not None:
             return simt(w, op, operands, self.target)
@@ -272,7 +276,7 @@ class _NvptxDialect:
     def _require(self, op: Op) -> None:
         """Refuse what this version of PTX has no word for: LLVM ends the process."""
         feature = feature_of(op)
-        if self.target.ptx < nvptx_matrix.PTX_REQUIRED.get(feature, 0):
+        if self.target.ptx < PTX_REQUIRED.get(feature, 0):
             raise TargetLimit.at("TW020", f"{self.target.name} cannot do {op.opcode}: it has no {feature}", op.span)
 
     def _elementwise(self, w: FunctionWriter, op: Op, operands: Sequence[str], name: str) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.codegen.llvm.emitter import FunctionWriter
-from tilewright.codegen.nvptx.matrix import turn_until
 from tilewright.ir.nodes import Kernel, Op, walk
 
 _ALL = 1 << 31
@@ -28,6 +27,19 @@ _WORD = 4
 def is_cooperative(kernel: Kernel) -> bool:
     """Whether the kernel's blocks must all run at once."""
     return any(op.opcode in ("grid_barrier", "await_count", "count_up") for op in walk(kernel.body))
+
+
+def turn_until(w: FunctionWriter, op: Op, ended: str, done: str, again: str) -> None:
+    """Go on at `done` when it has ended, else back to `again`."""
+    if w.kernel.attrs.get("watchdog"):
+        still = w.new_label("still")
+        w.line(f"br i1 {ended}, label %{done}, label %{still}")
+        w.open_label(still)
+        w.dialect.turn(w, op)
+        w.line(f"br label %{again}")
+    else:
+        w.line(f"br i1 {ended}, label %{done}, label %{again}")
+    w.open_label(done)
 
 
 def grid_barrier(w: FunctionWriter, op: Op) -> None:

@@ -16,15 +16,13 @@ from tilewright.base.dtypes import DType, f8e4m3, f8e5m2, f16, f32, f64, i8, u8
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen.llvm.emitter import FunctionWriter, llvm_type, memory_type
 from tilewright.codegen.nvptx.cache import copy_with_hints
+from tilewright.codegen.nvptx.grid import turn_until
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.ops_matrix import accumulator_dtype, mma_shape
 from tilewright.ir.types import CopyMap, Tensor, dtype_of
 
 Handler = Callable[[FunctionWriter, Op, Sequence[str]], Sequence[str]]
 SHARED, CLUSTER = "ptr addrspace(3)", "ptr addrspace(7)"
-
-PTX_REQUIRED = {"tma": 80, "mbarrier": 80, "cluster": 78, "wgmma": 80, "setmaxnreg": 80}
-"""The PTX version, times ten, that spells a feature's instructions; LLVM ends the process where it is lower."""
 
 
 # -- operands ---------------------------------------------------------------------------------------------------------
@@ -199,19 +197,6 @@ def _mbarrier_wait(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequen
     ended = w.call("i1", "llvm.nvvm.mbarrier.try.wait.parity.scope.cta.space.cta", (SHARED, barrier), ("i32", parity))
     turn_until(w, op, ended, done, again)
     return []
-
-
-def turn_until(w: FunctionWriter, op: Op, ended: str, done: str, again: str) -> None:
-    """Go on at `done` when it has ended, else back to `again`."""
-    if w.kernel.attrs.get("watchdog"):
-        still = w.new_label("still")
-        w.line(f"br i1 {ended}, label %{done}, label %{still}")
-        w.open_label(still)
-        w.dialect.turn(w, op)
-        w.line(f"br label %{again}")
-    else:
-        w.line(f"br i1 {ended}, label %{done}, label %{again}")
-    w.open_label(done)
 
 
 def _named_barrier(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:

@@ -73,6 +73,8 @@ Meaning = Word | Constant | Opaque | Called | StructWord
 _CONSTANTS = {"inf": math.inf, "nan": math.nan, "pi": math.pi, "e": math.e}
 _MATH_NAMES = {"fabs": "abs", "fmin": "min", "fmax": "max", "gamma": "tgamma"}
 _FILE_MODULES = ("math", "numpy")
+_PLAIN = frozenset({"Array", "InOut", "empty", "empty_like", "full", "grid", "ones", "zeros"})
+"""Words that nearly all kernels have. Nothing is asked of their objects, which are made from a large table, but that they are neither modules nor dtypes."""
 """Modules whose members a file may use; they are known without running the file."""
 
 
@@ -144,6 +146,8 @@ def classify(value: object) -> Meaning:
     """What a captured object means in a kernel."""
     if isinstance(value, Word | Constant | Opaque | Called | StructWord):
         return value
+    if isinstance(value, ModuleType):
+        return Opaque(value)
     if isinstance(value, np.dtype):
         return StructWord(layout_of(value, "a dtype")) if value.names is not None else Opaque(value)
     if isinstance(value, type) and isinstance(layout := value.__dict__.get("__layout__"), StateLayout) and layout.fields:
@@ -179,6 +183,8 @@ def member(owner: Opaque, name: str) -> Meaning | None:
     if is_package(value):
         if name in _CONSTANTS:
             return Constant(_CONSTANTS[name])
+        if name in _PLAIN:
+            return Word(name)
         found = getattr(value, name, None)
         if isinstance(found, ModuleType) or has_words(found):
             return Opaque(found)

@@ -17,7 +17,6 @@ from tilewright.base.target import Target
 from tilewright.ir.layouts import Accumulator, Blocked, Layout, Shared
 from tilewright.ir.nodes import Attrs, Block, Kernel, Value, walk
 from tilewright.ir.types import Tile, dtype_of
-from tilewright.passes.schedules.attention import GpuAttention
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import MatrixSchedule
 
@@ -31,6 +30,8 @@ def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: 
     if isinstance(schedule, MatrixSchedule):
         layout, threads = matrix_layout(kernel, schedule), schedule.threads
         staged = {v for op in walk(kernel.body) if op.opcode == "dot" for v in op.operands[:2]}
+        from tilewright.passes.schedules.attention import GpuAttention
+
         if isinstance(schedule, GpuAttention):
             # The weights of the second product never leave their registers.
             staged &= {op.results[0] for op in walk(kernel.body) if op.opcode == "load"}

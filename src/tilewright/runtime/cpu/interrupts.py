@@ -52,10 +52,8 @@ def bind() -> None:
 
 
 def provide(code: ObjectCode) -> None:
-    """Use this code's functions, and let entry stubs find them."""
+    """Use this code's functions."""
     global _code
-    for name in ("tilewright_interrupt_begin", "tilewright_interrupt_end"):
-        bind_symbol(name, code.address(name))
     if os.name == "posix":
         _code = code
         _after_fork()

@@ -2,7 +2,7 @@
 
 In: the pool's object code (`provide_code`, from the code generator) and the wish for threads (`set_num_threads`,
 `TILEWRIGHT_NUM_THREADS`, else the cores this process may use). Out: the symbols through which entry stubs run jobs, and
-`launch` for everybody else.
+`launch` for everybody else. The code is loaded with the threads; what is there before, the starter, runs small jobs in their caller.
 
 The control block stays where it is for the life of the process, since loaded stubs hold its address. A forked child has the
 block but not the threads: it is cleared there and the workers start again at the first large call. At exit the workers are
@@ -27,6 +27,7 @@ import numpy as np
 from tilewright.base import abi, environment
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.forks import fork_safe_lock
+from tilewright.runtime.core.builtin import bind_python
 from tilewright.runtime.core.objects import ObjectCode, bind_symbol
 from tilewright.runtime.cpu import interrupts
 
@@ -64,38 +65,74 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+class _PoolCode:
+    """The pool's code, loaded."""
+
+    def __init__(self, code: bytes) -> None:
+        self.objects = ObjectCode(code)
+        self.worker = _OneAddress(self.objects.address("tilewright_pool_worker"))
+        self.initialise = _OneAddress(self.objects.address("tilewright_pool_init"))
+        self.stop = _OneAddress(self.objects.address("tilewright_pool_stop"))
+        self.launch = _Launch(self.objects.address("tilewright_launch_heard"))
+        self.launch_all = _LaunchAll(self.objects.address("tilewright_launch_all_heard"))
+
+
 class ThreadPool:
     """The control block, its code and its threads. With `cores`, they stay on those, and entry stubs know nothing of it."""
 
-    def __init__(self, code: bytes, cores: tuple[int, ...] = ()) -> None:
+    def __init__(self, build: Callable[[], bytes], cores: tuple[int, ...] = (), starter: bytes = b"") -> None:
+        """`build` gives the pool's code. `starter`: that of the object through which entry stubs come to this pool."""
         self.cores = cores
-        interrupts.bind()
-        self._starter = self.start
-        if not cores:
-            bind_symbol("tilewright_start_workers", id(self._starter))
-        self._code = ObjectCode(code)
-        self._worker = _OneAddress(self._code.address("tilewright_pool_worker"))
-        self._initialise = _OneAddress(self._code.address("tilewright_pool_init"))
-        self._stop = _OneAddress(self._code.address("tilewright_pool_stop"))
-        # All pools launch through the code of the first: Ctrl-C asks that one who is in a long call.
-        heard = self._code if not cores else pool()._code
-        self._launch = _Launch(heard.address("tilewright_launch_heard"))
-        self._launch_all = _LaunchAll(heard.address("tilewright_launch_all_heard"))
+        self._build = build
+        self._loaded: _PoolCode | None = None
+        self._ready: _PoolCode | None = None
         self._memory = ctypes.create_string_buffer(abi.POOL_BYTES + _ALIGN)
         self.address = (ctypes.addressof(self._memory) + _ALIGN - 1) // _ALIGN * _ALIGN
         self._spin = environment.whole("TILEWRIGHT_SPIN", 2**31 - 1) or SPIN
         self._threads: list[threading.Thread] = []
         self._lock = fork_safe_lock()
+        self._loading = fork_safe_lock()
         self._wanted = len(cores) or _chosen or available_threads()
         self._prepare()
-        if not cores:
-            bind_symbol("tilewright_pool", self.address)
-            for name in ("tilewright_pool_start", "tilewright_launch"):
-                bind_symbol(name, self._code.address(name))
-            interrupts.provide(self._code)
+        self._start = self.start
+        self._starter = self._provide(starter) if starter else None
         atexit.register(self._leave)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
+
+    def _provide(self, starter: bytes) -> ObjectCode:
+        """Let entry stubs find this pool."""
+        bind_python()
+        bind_symbol("tilewright_start_workers", id(self._start))
+        code = ObjectCode(starter)
+        bind_symbol("tilewright_pool", self.address)
+        for name in ("tilewright_pool_start", "tilewright_launch", "tilewright_interrupt_begin", "tilewright_interrupt_end"):
+            bind_symbol(name, code.address(name))
+        return code
+
+    @property
+    def code(self) -> _PoolCode:
+        """The pool's functions, loaded when they are first asked for."""
+        if self._ready is None:
+            with self._loading:
+                # Ctrl-C may end a try anywhere: what others may call already stays, and the next one goes on from there.
+                if self._loaded is None:
+                    interrupts.bind()
+                    code = _PoolCode(self._build())
+                    code.initialise(self.address)
+                    self._loaded = code
+                if self._ready is None:
+                    self._connect(self._loaded.objects)
+                    self._ready = self._loaded
+        return self._ready
+
+    def _connect(self, code: ObjectCode) -> None:
+        """Let Ctrl-C and the starter find the pool's code."""
+        if not self.cores:
+            interrupts.provide(code)
+        if self._starter is not None:
+            functions = (ctypes.c_uint64 * 3).from_address(self._starter.data(abi.POOL_FUNCTIONS))
+            functions[:] = [code.address(name) for name in ("tilewright_pool_run", "tilewright_interrupt_begin", "tilewright_interrupt_end")]
 
     def _field(self, offset: int) -> ctypes.c_int32:
         return ctypes.c_int32.from_address(self.address + offset)
@@ -103,7 +140,8 @@ class ThreadPool:
     def _prepare(self) -> None:
         ctypes.memset(self.address, 0, abi.POOL_BYTES)
         self._field(abi.POOL_SPIN).value = self._spin
-        self._initialise(self.address)
+        if self._loaded is not None:
+            self._loaded.initialise(self.address)
 
     @property
     def threads(self) -> int:
@@ -127,13 +165,14 @@ class ThreadPool:
         with self._lock:
             if self._field(abi.POOL_STARTED).value:
                 return
+            code = self.code
             # The workers of systems without a pool return at once; there is nothing to start.
             count = self._wanted - 1 if os.name == "posix" else 0
             # Ctrl-C may have ended an earlier try between two threads.
             self._threads = [thread for thread in self._threads if thread.ident is not None]
             for number in range(len(self._threads), count):
                 name = f"tilewright-{number + 1}"
-                work = self._stay if self.cores else self._worker
+                work = self._stay if self.cores else code.worker
                 thread = threading.Thread(target=work, args=(self.address,), name=name, daemon=True)
                 self._threads.append(thread)
                 try:
@@ -148,7 +187,7 @@ class ThreadPool:
     def _stay(self, address: int) -> None:
         """A worker that keeps to the pool's cores."""
         with self._on_cores():
-            self._worker(address)
+            self.code.worker(address)
 
     @contextmanager
     def _on_cores(self) -> Iterator[None]:
@@ -168,21 +207,23 @@ class ThreadPool:
         if not self._field(abi.POOL_STARTED).value:
             self.start()
         if not self.cores:
-            interrupts.end_of_call(self._launch(self.address, entry, slots, blocks, work))
+            interrupts.end_of_call(self.code.launch(self.address, entry, slots, blocks, work))
             return
+        # All pools launch through the code of the first: Ctrl-C asks that one who is in a long call.
+        code = pool().code
         with self._on_cores():
-            interrupts.end_of_call(self._launch(self.address, entry, slots, blocks, work))
+            interrupts.end_of_call(code.launch(self.address, entry, slots, blocks, work))
 
     def launch_all(self, jobs: int, count: int) -> None:
         """One launch after another, with the GIL released: `jobs` is the address of a table of entry, slots, blocks and work."""
         if not self._field(abi.POOL_STARTED).value:
             self.start()
-        interrupts.end_of_call(self._launch_all(self.address, jobs, count))
+        interrupts.end_of_call(self.code.launch_all(self.address, jobs, count))
 
     def _send_home(self) -> None:
         """Wait for the current job, ask the workers to leave and wait until they have. The next large job starts new ones."""
         if self._threads:
-            self._stop(self.address)
+            self.code.stop(self.address)
             for thread in self._threads:
                 thread.join(_JOIN_SECONDS)
             self._threads.clear()
@@ -197,22 +238,22 @@ class ThreadPool:
             self._field(abi.POOL_STARTED).value = 1
 
     def _after_fork(self) -> None:
-        self._lock = fork_safe_lock()
+        self._lock, self._loading = fork_safe_lock(), fork_safe_lock()
         self._threads = []
         self._prepare()
 
 
-_code_source: Callable[[], bytes] | None = None
+_code_source: tuple[Callable[[], bytes], Callable[[], bytes]] | None = None
 _pool: ThreadPool | None = None
 _chosen: int | None = None
 """The number of threads that `set_num_threads` was given."""
 _pool_lock = fork_safe_lock()
 
 
-def provide_code(build: Callable[[], bytes]) -> None:
-    """Tell where the pool's object code comes from; it is built when the first program is loaded."""
+def provide_code(build: Callable[[], bytes], starter: Callable[[], bytes]) -> None:
+    """Tell where the pool's object code comes from, which is built with the first large job, and the starter's, built when the first program is loaded."""
     global _code_source
-    _code_source = build
+    _code_source = build, starter
 
 
 def pool() -> ThreadPool:
@@ -223,7 +264,8 @@ def pool() -> ThreadPool:
             if _pool is None:
                 if _code_source is None:
                     raise CompilerBug.at("TW040", "no code for the CPU thread pool was provided before loading a program")
-                _pool = ThreadPool(_code_source())
+                build, starter = _code_source
+                _pool = ThreadPool(build, starter=starter())
     return _pool
 
 
@@ -243,7 +285,7 @@ def partition(index: int, count: int) -> ThreadPool:
         found = _partitions.get((index, count))
         if found is None:
             assert _code_source is not None
-            found = _partitions[index, count] = ThreadPool(_code_source(), partition_cores(index, count))
+            found = _partitions[index, count] = ThreadPool(_code_source[0], partition_cores(index, count))
         return found
 
 

@@ -20,13 +20,13 @@ from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, is_watched, watched_axes
 from tilewright.passes.common.nest_shapes import Condition, Shape, shape_of, widen
-from tilewright.passes.common.scan_loops import find_scans, loads_inside
 from tilewright.passes.common.shift_rows import aligned_accesses, row_start
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.to_tile.loops.borders import Borders
 
 if TYPE_CHECKING:
     from tilewright.analysis.recomputed import Recomputed
+    from tilewright.passes.common.scan_loops import ScanLoop
 
 
 class RowPart(Enum):
@@ -64,10 +64,14 @@ class NestLowering(ABC):
         """Accesses, and axes of them, whose indices were tested before the loop they stand in."""
         self.shift: Value | None = None
         """How many elements a row's tile begins before the row."""
-        self.scan = find_scans(kernel) if schedule.scan else None
+        self.scan: ScanLoop | None = None
         """The loop that the threads of a block walk together."""
-        if self.scan is not None:
-            self.unguarded |= loads_inside(kernel, self.scan)
+        if schedule.scan:
+            from tilewright.passes.common.scan_loops import find_scans, loads_inside
+
+            self.scan = find_scans(kernel)
+            if self.scan is not None:
+                self.unguarded |= loads_inside(kernel, self.scan)
         self.borders = self._find_borders()
         self.place: RowPart | None = None
         """Where in a row the code at hand is, where rows have borders."""

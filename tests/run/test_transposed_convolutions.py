@@ -252,6 +252,7 @@ ODD_PHASES = [
     ((5, 6), (4, 2), (2, 2), 1),
     ((3, 3, 3), (2, 2, 2), (0, 0, 0), 1),  # a phase that reads nothing outside
     ((4, 4, 4), (2, 2, 2), (2, 2, 2), 1),  # no phase reads anything outside
+    ((2, 5), (2, 2), (0, 1), 1),  # the first tap alone, and the second
     ((7,), (2,), (3,), 2),
 ]
 """Taps, steps, padding and dilation."""

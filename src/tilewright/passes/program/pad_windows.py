@@ -413,7 +413,7 @@ def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
     def from_common(b: Builder, index: Value, low: Size, mapping: dict[Value, Value]) -> Value:
         """The same in a frame of several phases. What it adds is written where it is 0, too: another phase adds something else."""
         op, form = made.get(index), forms.get(index)
-        if form is None or not form.factors or not any(v in terms for v in form.values):
+        if form is None or len(form.factors) < 2 or not any(v in terms for v in form.values):
             return mapping.get(index, index) if low == ZERO else b.sub(mapping.get(index, index), b.index(low))
         term, more = index, ZERO
         if op is not None and op.opcode == "add":

@@ -7,6 +7,9 @@ In: a program of loop-stage kernels. Out: the same, where a sum whose terms are 
 reads a padded copy of that array and has no guard: vectors need no masks then. The copy is scratch, made by a kernel of its own. Sits
 before split_reductions. Where a contraction copies columns, all axes that its sum walks along are one in the copy. A term outside the
 borders counts as zero times the other factor.
+
+Phases of a sum (`split_phases.py`) that read the same array share one copy, which has what any of them reads: it is made once, and their code differs in numbers
+alone, such as how far from the frame's corner a phase begins.
 """
 
 from __future__ import annotations

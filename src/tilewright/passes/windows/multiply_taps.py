@@ -9,7 +9,7 @@ In: a program whose sums have one condition each (`join_guards.py`), the target 
        parallel o (of length / 2) { store y[2 o] = products[1, o + …]; store y[2 o + 1] = products[0, o + …] + products[2, o + …] }
 
 The product has a row for each tap of each filter and reads each input once; phases read it once for each tap. Results side by side along the last axis are written together.
-A kernel of its own writes the last ones of a row, which are fewer than the steps of a tap.
+A kernel of its own writes the last ones of a row, which are fewer than the steps of a tap, one after the other: its code is short, whatever the window.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -206,21 +207,26 @@ def squares(x: tw.Array, w: tw.Array) -> tw.Array:
     return out
 
 
-@pytest.mark.parametrize("length", [4, 6])
-def test_phases_with_as_many_terms_share_machine_code(
-    length: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    texts: list[str] = []
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """The texts that machine code is made of, by an empty cache."""
+    found: list[str] = []
     plain = build._generate
 
     def noted(backend: Backend, text: str, target: Target, proven: bool) -> bytes:
-        texts.append(text)
+        found.append(text)
         return plain(backend, text, target, proven)
 
     monkeypatch.setattr(build, "_generate", noted)
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     store.disk_cache.cache_clear()
     driver.forget()
+    yield found
+    store.disk_cache.cache_clear()
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_phases_with_as_many_terms_share_machine_code(length: int, texts: list[str]) -> None:
     squares.forget_programs()
     rng = np.random.default_rng(length)
     # Few channels: one product for all taps would take longer.
@@ -238,7 +244,60 @@ def test_phases_with_as_many_terms_share_machine_code(
     (text,) = (text for text in texts if "phase" in text)
     products = re.findall(r"define [^\n]*@tw_squares_phase\d_\d+\.body\(", text)
     assert len(products) == 1 and len(re.findall(r"define [^\n]*@tw_squares_phase\d_\d+\(", text)) == 4
-    store.disk_cache.cache_clear()
+
+
+ODD_PHASES = [
+    ((5, 5), (2, 3), (0, 1), 1),  # three, two and one term along an axis
+    ((3, 5), (3, 2), (1, 2), 1),  # results with one tap, which no other reads
+    ((5, 6), (4, 2), (2, 2), 1),
+    ((3, 3, 3), (2, 2, 2), (0, 0, 0), 1),  # a phase that reads nothing outside
+    ((4, 4, 4), (2, 2, 2), (2, 2, 2), 1),  # no phase reads anything outside
+    ((2, 5), (2, 2), (0, 1), 1),  # the first tap alone, and the second
+    ((7,), (2,), (3,), 2),
+]
+"""Taps, steps, padding and dilation."""
+
+
+def phased(taps: tuple[int, ...], s: tuple[int, ...], p: tuple[int, ...], d: int) -> tw.Kernel:
+    if len(taps) == 2:
+        return convolutions.transposed2d((s[0], s[1]), (p[0], p[1]), d, True)
+    return convolutions.transposed1d(s[0], p[0], d, 0) if len(taps) == 1 else convolutions.transposed3d(s[0], p[0])
+
+
+@pytest.mark.parametrize(("taps", "s", "p", "d"), ODD_PHASES)
+def test_phases_of_windows_that_differ_share_a_copy_and_machine_code(
+    taps: tuple[int, ...], s: tuple[int, ...], p: tuple[int, ...], d: int, texts: list[str]
+) -> None:
+    kernel = phased(taps, s, p, d)
+    for images, far in ((2, 11), (1, 3), (0, 5), (3, 4)):
+        extents = (far, far + 2, far - 1)[-len(taps) :]
+        # Few channels and many filters: one product for all taps would take longer.
+        x, w = normal(images, 2, *extents), normal(2, 65, *taps)
+        found = kernel(x, w)
+        np.testing.assert_allclose(found, scattered(x, w, s, (d,) * len(s), p, found.shape[2:]), rtol=1e-4, atol=1e-4)
+        assert kernel.last is not None and sum("padded" in array.name for array in kernel.last.scratch) <= 1
+    for text in texts:
+        assert len(re.findall(r"define [^\n]*phase\d+_\d+\.body\(", text)) <= 1
+    assert any("phase" in text for text in texts)
+
+
+@pytest.mark.parametrize(("taps", "s", "p", "d"), ODD_PHASES)
+def test_phases_that_share_a_copy_keep_what_is_no_number(taps: tuple[int, ...], s: tuple[int, ...], p: tuple[int, ...], d: int) -> None:
+    x, w = normal(1, 2, *(6, 5, 7)[-len(taps) :]), normal(2, 65, *taps)
+    x[(0, 1, *(0 for _ in taps))] = np.inf
+    x[(0, 0, *(3 for _ in taps))] = np.nan
+    found = phased(taps, s, p, d)(x, w)
+    wanted = scattered(x, w, s, (d,) * len(s), p, found.shape[2:])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_phases_of_images_that_are_views() -> None:
+    kernel = phased((5, 5), (2, 3), (0, 1), 1)
+    x, w = normal(4, 2, 26, 19)[::2, :, ::2, ::-1], normal(5, 5, 65, 2).transpose(3, 2, 1, 0)
+    out = np.full((4, 65, 29, 57), 7, np.float32)
+    wanted = scattered(x, w, (2, 3), (1, 1), (0, 1), (29, 57))
+    np.testing.assert_allclose(kernel(x, w, out=out[1:3]), wanted, rtol=1e-4, atol=1e-4)
+    assert (out[0] == 7).all() and (out[3] == 7).all()
 
 
 # -- one product for all taps ---------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ PLACE_TAPS = Pass(
 )  # fmt: skip
 SPLIT_PHASES = Pass(
     "split_phases", "program", "program", late("windows.split_phases", "split_phases"),
-    "Sums whose terms count only where `p % s == 0` become one kernel for each rest of the results' index, with the terms that count and `p // s` affine. Sums over sizes that are to become numbers wait for these.", takes=("later",), needs="reduce",
+    "Sums whose terms count only where `p % s == 0` become one kernel for each rest of the results' index, with the terms that count and `p // s` affine. Sums over sizes that are to become numbers wait for these.", takes=("later", "target"), needs="reduce",
 )  # fmt: skip
 EMPTY_ROWS = Pass(
     "empty_rows", "loop", "loop", late("loop.empty_rows", "empty_rows"),

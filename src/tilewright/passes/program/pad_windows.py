@@ -8,6 +8,9 @@ reads a padded copy of that array and has no guard: vectors need no masks then. 
 before split_reductions. Where a contraction copies columns, all axes that its sum walks along are one in the copy. A term outside the
 borders counts as zero times the other factor. Products keep the guard beside the frame (`framed`): their lowering leaves out steps of the sum that read nothing but
 zeros (`panels/active_steps.py`).
+
+Phases of a sum (`split_phases.py`) that read the same array share one copy, which has what any of them reads: it is made once, and their code differs in numbers
+alone, such as how far from the frame's corner a phase begins.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from tilewright.analysis.affine import Forms, analyse, gap, lowest
 from tilewright.analysis.contraction import find_contraction
 from tilewright.analysis.guard_safety import is_safe_without
 from tilewright.base.affine import AffineForm
+from tilewright.base.dtypes import i64
 from tilewright.base.record import record
 from tilewright.base.sizes import ZERO, Size, SizeCall, contiguous_strides, maximum, product, without_clamp
 from tilewright.base.target import Target
@@ -37,10 +41,10 @@ from tilewright.passes.to_tile.panels.sides import order
 
 @record
 class _Window:
-    """A guarded sum: `guarded` is the `if`, `load` the access it protects, `low` and `size` the padded range of each axis."""
+    """A guarded sum: `guarded` is the `if`, None where there is nothing to ask, `load` the access it protects, `low` and `size` the padded range of each axis."""
 
     reduction: Op
-    guarded: Op
+    guarded: Op | None
     load: Op
     low: tuple[Size, ...]
     size: tuple[Size, ...]
@@ -50,6 +54,10 @@ class _Window:
     """Whether the kernel is a product of matrices, whose columns are copied in vectors."""
     joined: int | None = None
     """From which axis on all are one, so that a place along it is that of a result plus that of a term; None: a copy has all axes, but for rows."""
+    stays: bool = False
+    """Whether the array is read where it lies, since no term is outside."""
+    shares: bool = False
+    """Whether other phases of the sum read the same copy."""
 
     @property
     def flat(self) -> bool:
@@ -90,35 +98,107 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
     kept: list[Plan] = []
     calls: list[KernelCall] = []
     scratch = list(program.scratch)
-    for call, schedule in zip(program.calls, plan, strict=True):
-        kept.append(schedule)
-        window = None if call.varies else _find(call.kernel)
+    windows = [_read_by(call, schedule, target) for call, schedule in zip(program.calls, plan, strict=True)]
+    shared = _shared(program.calls, windows)
+    copies: dict[int, Value] = {}
+    for number, (call, schedule, window) in enumerate(zip(program.calls, plan, windows, strict=True)):
+        if number in shared:
+            window, first = shared[number]
+        else:
+            first = number
         if window is None:
+            kept.append(schedule)
             calls.append(call)
             continue
         memory = window.load.operands[0]
-        # Where pixels are columns, products copy them by their places in the copy, or in the array itself where that has as few rows to be merged.
-        plain = target.has_lane_masks and isinstance(schedule, CpuPanels) and (schedule.keep == "b" or _lie_in_rows(call.kernel, window, target))
-        if (schedule is None or plain) and _stays_inside(call.kernel, window):
+        if window.stays:
+            kept.append(schedule)
             calls.append(replace(call, kernel=_without_guard(call.kernel, window, memory)))
             continue
-        if isinstance(schedule, CpuPanels) and schedule.keep == "a" and _reads_rows(call.kernel, window, target):
-            calls.append(call)
-            continue
-        window = replace(window, contracts=schedule is not None)
-        if isinstance(schedule, CpuPanels) and schedule.keep == "a":
-            window = _joined(call.kernel, window)
-        padded = Value(tensor(dtype_of(memory.type), *window.shape, align=16), f"{call.kernel.name}.padded{len(scratch)}")
-        assert isinstance(padded.type, Tensor)
-        kept.insert(-1, None)
         names = dict(zip(call.kernel.params, call.args, strict=True))
-        scratch.append(ProgramArray(padded.name, padded.type, "scratch"))
-        calls.append(KernelCall(_copy_kernel(call.kernel, window, padded, target.has_lane_masks), (names[memory], padded.name), call.loops))
+        if first not in copies:
+            padded = Value(tensor(dtype_of(memory.type), *window.shape, align=16), f"{call.kernel.name}.padded{len(scratch)}")
+            assert isinstance(padded.type, Tensor)
+            copies[first] = padded
+            scratch.append(ProgramArray(padded.name, padded.type, "scratch"))
+            kept.append(None)
+            calls.append(KernelCall(_copy_kernel(call.kernel, window, padded, target.has_lane_masks), (names[memory], padded.name), call.loops))
+        padded = copies[first]
         kernel = _without_guard(call.kernel, window, padded, _skips_steps(schedule, window))
         used = {v for op in walk(kernel.body) for v in op.operands}
         params = tuple(p for p in call.kernel.params if p in used)
+        kept.append(schedule)
         calls.append(KernelCall(replace(kernel, params=(*params, padded)), (*(names[p] for p in params), padded.name), call.loops))
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(kept)
+
+
+def _read_by(call: KernelCall, schedule: Plan, target: Target) -> _Window | None:
+    """What a call reads from a copy, or without a guard where it lies; None where it stays as it is."""
+    window = None if call.varies else _find(call.kernel)
+    if window is None:
+        return None
+    # Where pixels are columns, products copy them by their places in the copy, or in the array itself where that has as few rows to be merged.
+    plain = target.has_lane_masks and isinstance(schedule, CpuPanels) and (schedule.keep == "b" or _lie_in_rows(call.kernel, window, target))
+    if (schedule is None or plain) and _stays_inside(call.kernel, window):
+        return replace(window, stays=True)
+    if isinstance(schedule, CpuPanels) and schedule.keep == "a" and _reads_rows(call.kernel, window, target):
+        return None
+    window = replace(window, contracts=schedule is not None)
+    return _joined(call.kernel, window) if isinstance(schedule, CpuPanels) and schedule.keep == "a" else window
+
+
+def _shared(calls: Sequence[KernelCall], windows: Sequence[_Window | None]) -> dict[int, tuple[_Window, int]]:
+    """Phases of a sum that read one copy, which has what all of them read: for each call its window, and the first of these calls. Code of such phases differs in
+    numbers alone, and the copy is made once. What would read the array itself reads the copy, too, once there is one."""
+    groups: dict[object, list[int]] = {}
+    for number, (call, window) in enumerate(zip(calls, windows, strict=True)):
+        if window is not None and window.phased and not window.stays:
+            groups.setdefault(_sum_of(call, window), []).append(number)
+    found: dict[int, tuple[_Window, int]] = {}
+    for group, padded in groups.items():
+        members: dict[int, _Window] = {}
+        for number, (call, window) in enumerate(zip(calls, windows, strict=True)):
+            own = _unguarded(call, calls[padded[0]], windows[padded[0]]) if window is None else window
+            if own is not None and own.phased and _sum_of(call, own) == group:
+                members[number] = own
+        if len(members) < 2:
+            continue
+        low = [_least(*several) for several in zip(*(w.low for w in members.values()), strict=True)]
+        ends = zip(*(tuple(low + size for low, size in zip(w.low, w.size, strict=True)) for w in members.values()), strict=True)
+        size = tuple(-_least(*(-end for end in several)) - first for several, first in zip(ends, low, strict=True))
+        for number, window in members.items():
+            found[number] = replace(window, low=tuple(low), size=size, stays=False, shares=True), padded[0]
+    return found
+
+
+def _sum_of(call: KernelCall, window: _Window) -> object:
+    """What phases have in common that read the same array for the same sum."""
+    memory = window.load.operands[0]
+    return call.kernel.attrs["phase_of"], call.args[call.kernel.params.index(memory)], memory.type, call.loops
+
+
+def _unguarded(call: KernelCall, other: KernelCall, window: _Window | None) -> _Window | None:
+    """What a phase reads that asks nothing, since all of its terms are inside, of the array that another one reads."""
+    kernel = call.kernel
+    assert window is not None
+    if call.varies or "phase" not in kernel.attrs:
+        return None
+    name = other.args[other.kernel.params.index(window.load.operands[0])]
+    loads = [op for op in walk(kernel.body) if op.opcode in ("load", "store", "accumulate", "atomic") and call.args[kernel.params.index(op.operands[0])] == name]
+    sums = [op for op in walk(kernel.body) if op.opcode == "reduce" and any(inner in loads for inner in walk(op.regions[0]))]
+    if len(loads) != 1 or len(sums) != 1 or loads[0].opcode != "load" or "watch" in loads[0].attrs:
+        return None
+    memory = loads[0].operands[0].type
+    assert isinstance(memory, Tensor)
+    return _Window(sums[0], None, loads[0], (ZERO,) * memory.rank, tuple(memory.shape), True)
+
+
+def _least(first: Size, *others: Size) -> Size:
+    """The least of several sizes."""
+    for other in others:
+        more = (other - first).constant
+        first = -maximum(-first, -other) if more is None else first if more >= 0 else other
+    return first
 
 
 def _reads_rows(kernel: Kernel, window: _Window, target: Target) -> bool:
@@ -323,10 +403,13 @@ def _without_guard(kernel: Kernel, window: _Window, padded: Value, framed: bool 
 
     forms = analyse(kernel)
     made = {result: op for op in walk(kernel.body) for result in op.results}
+    terms = window.reduction.regions[0].args
 
     def moved(b: Builder, index: Value, low: Size, mapping: dict[Value, Value]) -> Value:
         """An index counted from the frame's first element. What the index adds and the frame takes away is left out: phases of a sum differ in it alone."""
         own = mapping.get(index, index)
+        if window.shares:
+            return from_common(b, index, low, mapping)
         if low == ZERO:
             return own
         op = made.get(index)
@@ -336,6 +419,22 @@ def _without_guard(kernel: Kernel, window: _Window, padded: Value, framed: bool 
                 if form is not None and not form.factors and form.constant == low:
                     return mapping.get(term, term)
         return b.sub(own, b.index(low))
+
+    def from_common(b: Builder, index: Value, low: Size, mapping: dict[Value, Value]) -> Value:
+        """The same in a frame of several phases. What it adds is written where it is 0, too: another phase adds something else."""
+        op, form = made.get(index), forms.get(index)
+        if form is None or len(form.factors) < 2 or not any(v in terms for v in form.values):
+            return mapping.get(index, index) if low == ZERO else b.sub(mapping.get(index, index), b.index(low))
+        term, more = index, ZERO
+        if op is not None and op.opcode == "add":
+            for one, other in (op.operands, op.operands[::-1]):
+                known = forms.get(other)
+                if known is not None and not known.factors:
+                    term, more = one, known.constant
+                    break
+        far = (more - low).constant
+        number = b.index(more - low) if far is None else b.op("const", value=far, dtype=i64, kept=True)
+        return b.add(mapping.get(term, term), number)
 
     def rebuild(b: Builder, ops: tuple[Op, ...], mapping: dict[Value, Value]) -> None:
         for op in ops:

@@ -9,12 +9,12 @@ In: a program whose sums have one condition each (`join_guards.py`), the target 
        parallel o (of length / 2) { store y[2 o] = products[1, o + …]; store y[2 o + 1] = products[0, o + …] + products[2, o + …] }
 
 The product has a row for each tap of each filter and reads each input once; phases read it once for each tap. Results side by side along the last axis are written together.
-A kernel of its own writes the last ones of a row, which are fewer than the steps of a tap.
+A kernel of its own writes the last ones of a row, which are fewer than the steps of a tap, one after the other: its code is short, whatever the window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd, prod
 
@@ -333,7 +333,6 @@ class Taps:
         walked = [n for n in range(len(args)) if n not in (last.result, self.batch)]
 
         def body(at: Builder, *indices: Value) -> list[Value]:
-            group = indices[-1] if main else at.index(groups)
             own = dict(zip(walked, indices, strict=False))
 
             def finish(inner: Builder, place: Value, total: Value) -> list[Value]:
@@ -351,19 +350,18 @@ class Taps:
                 )
                 return []
 
-            start = at.mul(group, at.index(steps))
             if main:
-                for rest, total in enumerate(self._sums(at, own, group, products, range(steps))):
+                start = at.mul(indices[-1], at.index(steps))
+                for rest, total in enumerate(self._sums(at, own, indices[-1], products)):
                     finish(at, at.add(start, at.index(rest)), total)
                 return []
-            for rest in range(steps - 1):
-                place = at.add(start, at.index(rest))
 
-                def one(inner: Builder, rest: int = rest, place: Value = place) -> list[Value]:
-                    return finish(inner, place, self._sums(inner, own, group, products, [rest])[0])
+            def one(inner: Builder, place: Value) -> list[Value]:
+                return finish(inner, place, self._sum(inner, own, place, products))
 
-                # There may be nothing behind the last group, not even products.
-                at.if_(at.op("lt", place, at.index(self.extent(last.result))), one, lambda inner: [])
+            # Few results, which lie apart: one after the other, by code that is the same for all.
+            first, end = at.index(groups * steps), at.index(self.extent(last.result))
+            at.for_(first, end, at.index(1), [], one, name="place")
             return []
 
         extents = [outer.get(self.nest.operands[n], self.nest.operands[n]) for n in walked]
@@ -371,62 +369,82 @@ class Taps:
             b.parallel([*extents, b.index(groups)] if main else extents, body)
         return self._kernel("sum" if main else "ends", b, products)
 
-    def _sums(
-        self, b: Builder, own: Mapping[int, Value], group: Value, products: Value, rests: Sequence[int]
-    ) -> list[Value]:
+    def _sums(self, b: Builder, own: Mapping[int, Value], group: Value, products: Value) -> list[Value]:
         """The sums of a group's results."""
-        dtype = dtype_of(self.flat.term.type)
         others = [own[n] for n in self.others]
-        outer = self.axes[:-1]
-        firsts = [axis.first(b, own[axis.result]) for axis in outer]
 
-        def taken(at: Builder, terms: Sequence[Value | None], rest: int) -> Value:
-            taps: list[Value] = []
-            places: list[Value] = []
-            conditions: list[Value] = []
-            for axis, (tap, place, some), term in zip(outer, firsts, terms, strict=True):
-                if term is not None:
-                    tap = at.add(tap, at.mul(term, at.index(axis.period)))
-                    place = at.sub(place, at.mul(term, at.index(axis.back)))
-                taps.append(tap)
-                places.append(place)
-                conditions += [] if some is None else [some]
-                if axis.taps % axis.period or axis.terms * axis.period > axis.taps:
-                    conditions.append(at.op("lt", tap, at.index(axis.taps)))
-                conditions += [at.op("ge", place, at.index(0)), at.op("lt", place, at.index(axis.extent))]
-
-            def inside(inner: Builder) -> list[Value]:
+        def sum_of(rest: int) -> Value:
+            def row(inner: Builder, taps: Sequence[Value], places: Sequence[Value]) -> Value:
                 total: Value | None = None
                 for tap, far in self.last.offsets(rest):
                     where = self.place(inner, (*places, inner.add(group, inner.index(far + self.before))))
                     value = inner.op("load", products, *others, *taps, inner.index(tap), where)
                     total = value if total is None else inner.add(total, value)
                 assert total is not None
-                return [total]
+                return total
+
+            return self._added(b, firsts, row)
+
+        firsts = [axis.first(b, own[axis.result]) for axis in self.axes[:-1]]
+        return [sum_of(rest) if self.last.offsets(rest) else self._nothing(b) for rest in range(self.last.steps)]
+
+    def _sum(self, b: Builder, own: Mapping[int, Value], place: Value, products: Value) -> Value:
+        """The sum of any result."""
+        others = [own[n] for n in self.others]
+        firsts = [axis.first(b, place if axis is self.last else own[axis.result]) for axis in self.axes]
+
+        def product_of(inner: Builder, taps: Sequence[Value], places: Sequence[Value]) -> Value:
+            framed = inner.add(places[-1], inner.index(self.before))
+            return inner.op("load", products, *others, *taps, self.place(inner, (*places[:-1], framed)))
+
+        return self._added(b, firsts, product_of)
+
+    def _nothing(self, b: Builder) -> Value:
+        return b.const(0, dtype_of(self.flat.term.type))
+
+    def _added(
+        self,
+        b: Builder,
+        firsts: Sequence[tuple[Value, Value, Value | None]],
+        value: Callable[[Builder, Sequence[Value], Sequence[Value]], Value],
+    ) -> Value:
+        """The sum of what `value` makes of the taps and places of each term, along the first axes, of which these are the first terms."""
+        axes = self.axes[: len(firsts)]
+
+        def taken(at: Builder, terms: Mapping[Axis, Value]) -> Value:
+            taps: list[Value] = []
+            places: list[Value] = []
+            conditions: list[Value] = []
+            for axis, (tap, place, some) in zip(axes, firsts, strict=True):
+                if axis in terms:
+                    tap = at.add(tap, at.mul(terms[axis], at.index(axis.period)))
+                    place = at.sub(place, at.mul(terms[axis], at.index(axis.back)))
+                taps.append(tap)
+                places.append(place)
+                conditions += [] if some is None else [some]
+                if axis.taps % axis.period or axis.terms * axis.period > axis.taps:
+                    conditions.append(at.op("lt", tap, at.index(axis.taps)))
+                if axis is not self.last:  # whose frame has zeros
+                    conditions += [at.op("ge", place, at.index(0)), at.op("lt", place, at.index(axis.extent))]
+
+            def inside(inner: Builder) -> list[Value]:
+                return [value(inner, taps, places)]
 
             if not conditions:
                 return inside(at)[0]
             whole = conditions[0]
             for condition in conditions[1:]:
                 whole = at.logical_and(whole, condition)
-            return at.if_(whole, inside, lambda inner: [inner.const(0, dtype)])[0]
+            return at.if_(whole, inside, lambda inner: [self._nothing(inner)])[0]
 
-        found: list[Value] = []
-        several = [axis for axis in outer if axis.terms > 1]
-        for rest in rests:
-            if not self.last.offsets(rest):
-                found.append(b.const(0, dtype))
-                continue
-            if not several:
-                found.append(taken(b, [None] * len(outer), rest))
-                continue
+        several = [axis for axis in axes if axis.terms > 1]
+        if not several:
+            return taken(b, {})
 
-            def term(inner: Builder, *terms: Value, rest: int = rest) -> list[Value]:
-                given = iter(terms)
-                return [taken(inner, [next(given) if axis.terms > 1 else None for axis in outer], rest)]
+        def term(inner: Builder, *terms: Value) -> list[Value]:
+            return [taken(inner, dict(zip(several, terms, strict=True)))]
 
-            found.append(b.reduce("add", [b.index(axis.terms) for axis in several], term)[0])
-        return found
+        return b.reduce("add", [b.index(axis.terms) for axis in several], term)[0]
 
 
 def _known(size: Size, sizes: Mapping[str, int]) -> int:

@@ -26,7 +26,8 @@ from tilewright.analysis.affine import Affine, Forms, analyse, floored, quotient
 from tilewright.base.affine import combined
 from tilewright.base.dtypes import i64
 from tilewright.base.record import record
-from tilewright.base.sizes import Size, without_clamp
+from tilewright.base.sizes import ZERO, Size, without_clamp
+from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program
@@ -40,11 +41,12 @@ MOST = 32
 """Phases of one kernel: each is code of its own."""
 
 
-def split_phases(program: Program, later: frozenset[str] = frozenset()) -> Program:
+def split_phases(program: Program, later: frozenset[str] = frozenset(), target: Target | None = None) -> Program:
     """The program with such kernels cut."""
+    shares = target is not None and not target.simt
     calls: list[KernelCall] = []
     for call in program.calls:
-        kernels = () if call.varies or is_watched(call.kernel) else _phases(call.kernel, later)
+        kernels = () if call.varies or is_watched(call.kernel) else _phases(call.kernel, later, shares)
         calls += [KernelCall(kernel, call.args, call.loops) for kernel in kernels] or [call]
     return replace(program, calls=tuple(calls))
 
@@ -57,8 +59,8 @@ class _Divided:
     tests: tuple[GuardTest, ...]
 
 
-def _phases(kernel: Kernel, later: frozenset[str]) -> tuple[Kernel, ...]:
-    """The kernel's phases, or itself where they have to wait; none where it has no such sum."""
+def _phases(kernel: Kernel, later: frozenset[str], shares: bool) -> tuple[Kernel, ...]:
+    """The kernel's phases, or itself where they have to wait; none where it has no such sum. `shares`: code of phases that differ in numbers alone is generated once."""
     nest = _nest(kernel)
     if nest is None:
         return ()
@@ -83,7 +85,7 @@ def _phases(kernel: Kernel, later: frozenset[str]) -> tuple[Kernel, ...]:
     kernels: list[Kernel] = []
     for rests in product(*(range(period) for period in periods.values())):
         cut = {position: (period, rest) for (position, period), rest in zip(periods.items(), rests, strict=True)}
-        kernels.append(_finished(_with_rests(kernel, nest, cut, forms, len(kernels))))
+        kernels.append(_finished(_with_rests(kernel, nest, cut, forms, len(kernels)), shares))
     full = [k for k in kernels if any(op.opcode == "reduce" for op in walk(k.body))]
     empty = _empty(kernel, nest) if len(full) < len(kernels) else None
     return tuple(kernels) if empty is None else (empty, *full)
@@ -175,11 +177,11 @@ def _shorter(b: Builder, kernel: Kernel, extent: Affine, period: int, rest: int,
     return b.index(floored(size + (period - 1 - rest), period))
 
 
-def _finished(kernel: Kernel) -> Kernel:
+def _finished(kernel: Kernel, shares: bool) -> Kernel:
     """A phase with its sums shortened to the terms that count."""
     while True:
         kernel = simplify(_folded(kernel))
-        shorter = _shortened(kernel)
+        shorter = _shortened(kernel, shares)
         if shorter is None:
             return simplify(_without_zeros(join_guards(kernel)))
         kernel = shorter
@@ -227,7 +229,7 @@ def _folded(kernel: Kernel) -> Kernel:
     return eliminate_dead(rewrite(kernel, fold))
 
 
-def _shortened(kernel: Kernel) -> Kernel | None:
+def _shortened(kernel: Kernel, shares: bool) -> Kernel | None:
     """The kernel with one more sum shortened; None where there is none."""
     nest = _nest(kernel)
     assert nest is not None
@@ -242,7 +244,7 @@ def _shortened(kernel: Kernel) -> Kernel | None:
                 continue
             moving = [v for v in reduction.regions[0].args if own.get(v, 0) % test.divisor]
             if len(moving) == 1:
-                return _every(kernel, nest, reduction, moving[0], own[moving[0]], gamma, test.divisor, forms)
+                return _every(kernel, nest, reduction, moving[0], own[moving[0]], gamma, test.divisor, forms, shares)
     return None
 
 
@@ -250,7 +252,7 @@ def _rest(size: Size, divisor: int) -> int | None:
     return remainder(Affine((), size), divisor)
 
 
-def _every(kernel: Kernel, nest: Op, reduction: Op, index: Value, factor: int, gamma: int, divisor: int, forms: Forms) -> Kernel:
+def _every(kernel: Kernel, nest: Op, reduction: Op, index: Value, factor: int, gamma: int, divisor: int, forms: Forms, shares: bool) -> Kernel:
     """The sum over only those values of an index for which `factor * index + gamma` divides."""
     period = divisor // gcd(factor, divisor)
     first = next((r for r in range(period) if (factor * r + gamma) % divisor == 0), None)
@@ -277,7 +279,12 @@ def _every(kernel: Kernel, nest: Op, reduction: Op, index: Value, factor: int, g
         if factor < 0 and count is not None:
             # What is read comes in rising order.
             steps = Affine(((args[position], Size.of(-period)),), (count - 1) * period + first)
-        mapping[index] = emit(inner, steps)
+        least = steps.constant.constant
+        if shares and least is not None:
+            # What is added is written where it is 0, too.
+            mapping[index] = inner.add(emit(inner, Affine(steps.factors, ZERO)), inner.op("const", value=least, dtype=i64, kept=True))
+        else:
+            mapping[index] = emit(inner, steps)
         clone_ops(inner, region.ops, mapping)
         extents = tuple(length if p == position else mapping.get(v, v) for p, v in enumerate(op.operands))
         result = Value(op.result.type, op.result.name)

@@ -55,7 +55,8 @@ def test_phases_with_unlike_numbers_of_terms_call_one_body() -> None:
     spread_3d = transposed3d(2, 1)
     text, _ = llvm_text(spread_3d.stages(x32, w32, target="cpu").stages.thread, host_cpu())
     bodies, functions = text.count("define internal void"), text.count("define void")
-    assert functions == 8 * bodies, (bodies, functions)
+    # One body for the phases, and one for the copy of the image that all of them read, where the target makes one.
+    assert functions in (8, 9) and bodies == functions - 7, (bodies, functions)
     whole = np.zeros((12, 7, 9, 19))
     for at in np.ndindex(3, 4, 9):
         here = tuple(slice(2 * n, 2 * n + 3) for n in at)

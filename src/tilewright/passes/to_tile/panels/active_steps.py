@@ -31,10 +31,9 @@ from tilewright.passes.windows.guards import guard_tests
 
 def without_frames(kernel: Kernel) -> tuple[Kernel, tuple[Affine, ...]]:
     """The kernel without the condition around a framed load, and the forms of that condition; none where it says something else as well."""
-    framed = [op for op in walk(kernel.body) if op.opcode == "load" and op.attrs.get("framed")]
-    if not framed:
+    guarded = next((op for op in walk(kernel.body) if op.opcode == "if" and len(op.results) == 1 and any(inner.attrs.get("framed") for inner in op.regions[0].ops)), None)
+    if guarded is None:
         return kernel, ()
-    (guarded,) = (op for op in walk(kernel.body) if op.opcode == "if" and any(inner is framed[0] for inner in op.regions[0].ops))
     made = {result: op for op in walk(kernel.body) for result in op.results}
     tests = guard_tests(guarded.operands[0], made, analyse(kernel))
     forms = tuple(test.form for test in tests if test.form is not None and not test.divisor)

@@ -58,7 +58,7 @@ LOCAL_MEMORY = "no memory for arrays of its own, in bytes: "
 """What the text of a CPU kernel's last failure begins with where it is not an assertion: local and shared arrays found no memory. Their
 bytes follow."""
 
-POOL_FUNCTIONS = "tilewright_pool_functions"
+FUNCTIONS_OF_POOL = "tilewright_pool_functions"
 """The symbol, in the object that starts the pool, of what it calls once the pool is loaded: `tilewright_pool_run`, `tilewright_interrupt_begin` and `_end`."""
 
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).

@@ -756,7 +756,7 @@ done:
 # since starting failed, the end of the call says so.
 _STARTER = f"""
 @tilewright_start_workers = external global i8
-@{abi.POOL_FUNCTIONS} = global [3 x ptr] zeroinitializer
+@{abi.FUNCTIONS_OF_POOL} = global [3 x ptr] zeroinitializer
 
 define void @tilewright_pool_start() {{
   call void @call_python(ptr @tilewright_start_workers)
@@ -764,7 +764,7 @@ define void @tilewright_pool_start() {{
 }}
 
 define internal void @tilewright_pool_run(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain) {{
-  %run = load atomic ptr, ptr @{abi.POOL_FUNCTIONS} acquire, align 8
+  %run = load atomic ptr, ptr @{abi.FUNCTIONS_OF_POOL} acquire, align 8
   %alone = icmp eq ptr %run, null
   br i1 %alone, label %here, label %share
 share:
@@ -776,7 +776,7 @@ here:
 }}
 
 define i32 @tilewright_interrupt_begin() {{
-  %begin = load atomic ptr, ptr getelementptr (i8, ptr @{abi.POOL_FUNCTIONS}, i64 8) acquire, align 8
+  %begin = load atomic ptr, ptr getelementptr (i8, ptr @{abi.FUNCTIONS_OF_POOL}, i64 8) acquire, align 8
   %absent = icmp eq ptr %begin, null
   br i1 %absent, label %none, label %ask
 ask:
@@ -787,7 +787,7 @@ none:
 }}
 
 define i32 @tilewright_interrupt_end(i32 %before) {{
-  %end = load atomic ptr, ptr getelementptr (i8, ptr @{abi.POOL_FUNCTIONS}, i64 16) acquire, align 8
+  %end = load atomic ptr, ptr getelementptr (i8, ptr @{abi.FUNCTIONS_OF_POOL}, i64 16) acquire, align 8
   %absent = icmp eq ptr %end, null
   br i1 %absent, label %none, label %ask
 ask:

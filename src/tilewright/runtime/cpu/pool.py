@@ -131,7 +131,7 @@ class ThreadPool:
         if not self.cores:
             interrupts.provide(code)
         if self._starter is not None:
-            functions = (ctypes.c_uint64 * 3).from_address(self._starter.data(abi.POOL_FUNCTIONS))
+            functions = (ctypes.c_uint64 * 3).from_address(self._starter.data(abi.FUNCTIONS_OF_POOL))
             functions[:] = [code.address(name) for name in ("tilewright_pool_run", "tilewright_interrupt_begin", "tilewright_interrupt_end")]
 
     def _field(self, offset: int) -> ctypes.c_int32:

@@ -60,13 +60,14 @@ def test_more_partitions_than_cores_are_refused() -> None:
 def test_kernels_run_on_the_partitions_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = cpu_pool.partition(1, 2)
     seen: list[set[int]] = []
-    plain = pool._launch
+    code = cpu_pool.pool().code  # that of the first pool: all launch through it
+    plain = code.launch
 
-    def launch(*arguments: int) -> None:
+    def launch(*arguments: int) -> int:
         seen.append(os.sched_getaffinity(0))
-        plain(*arguments)
+        return plain(*arguments)
 
-    monkeypatch.setattr(pool, "_launch", launch)
+    monkeypatch.setattr(code, "launch", launch)
     before = os.sched_getaffinity(0)
     x = matrix(300, 40)
     kernel = kernels.softmax_rows()

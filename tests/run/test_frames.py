@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.run.test_few_filters import numbers, turned, wanted
+from bench.families import convolutions
+from tests.run.test_few_filters import channels_first, channels_last, numbers, turned, wanted
 
 import tilewright as tw
 from tilewright.ir.emulator import run_program
@@ -17,124 +18,23 @@ from tilewright.ir.emulator import run_program
 
 @cache
 def last(s: int, p: int, d: int) -> tw.Kernel[..., Any]:
-    @tw.kernel
-    def channels_last(x: tw.Array, w: tw.Array) -> tw.Array:
-        n, height, width, channels = x.shape
-        filters, kh, kw, _ = w.shape
-        rows = (height + 2 * p - d * (kh - 1) - 1) // s + 1
-        columns = (width + 2 * p - d * (kw - 1) - 1) // s + 1
-        out = tw.empty((n, rows, columns, filters), x.dtype)
-        for b, i, j, o in tw.grid(n, rows, columns, filters):
-            total = x.dtype(0)
-            for k in range(kh):
-                for m in range(kw):
-                    for c in range(channels):
-                        y = i * s + k * d - p
-                        z = j * s + m * d - p
-                        if 0 <= y < height and 0 <= z < width:
-                            total += x[b, y, z, c] * w[o, k, m, c]
-            out[b, i, j, o] = total
-        return out
-
-    return channels_last
+    return cast("tw.Kernel[..., Any]", convolutions.conv2d_last((s, s), (p, p), d))
 
 
 @cache
 def first(s: int, p: int, d: int) -> tw.Kernel[..., Any]:
-    @tw.kernel
-    def channels_first(x: tw.Array, w: tw.Array) -> tw.Array:
-        n, channels, height, width = x.shape
-        filters, _, kh, kw = w.shape
-        rows = (height + 2 * p - d * (kh - 1) - 1) // s + 1
-        columns = (width + 2 * p - d * (kw - 1) - 1) // s + 1
-        out = tw.empty((n, filters, rows, columns), x.dtype)
-        for b, o, i, j in tw.grid(n, filters, rows, columns):
-            total = x.dtype(0)
-            for c in range(channels):
-                for k in range(kh):
-                    for m in range(kw):
-                        y = i * s + k * d - p
-                        z = j * s + m * d - p
-                        if 0 <= y < height and 0 <= z < width:
-                            total += x[b, c, y, z] * w[o, c, k, m]
-            out[b, o, i, j] = total
-        return out
-
-    return channels_first
-
-
-@cache
-def solid(p: int) -> tw.Kernel[..., Any]:
-    @tw.kernel
-    def volume(x: tw.Array, w: tw.Array) -> tw.Array:
-        n, channels, depth, height, width = x.shape
-        filters, _, kd, kh, kw = w.shape
-        planes, rows, columns = depth + 2 * p - kd + 1, height + 2 * p - kh + 1, width + 2 * p - kw + 1
-        out = tw.empty((n, filters, planes, rows, columns), x.dtype)
-        for b, o, h, i, j in tw.grid(n, filters, planes, rows, columns):
-            total = x.dtype(0)
-            for c in range(channels):
-                for q in range(kd):
-                    for k in range(kh):
-                        for m in range(kw):
-                            v, y, z = h + q - p, i + k - p, j + m - p
-                            if 0 <= v < depth and 0 <= y < height and 0 <= z < width:
-                                total += x[b, c, v, y, z] * w[o, c, q, k, m]
-            out[b, o, h, i, j] = total
-        return out
-
-    return volume
-
-
-@cache
-def line(p: int, d: int) -> tw.Kernel[..., Any]:
-    @tw.kernel
-    def row(x: tw.Array, w: tw.Array) -> tw.Array:
-        n, channels, length = x.shape
-        filters, _, taps = w.shape
-        size = length + 2 * p - d * (taps - 1)
-        out = tw.empty((n, filters, size), x.dtype)
-        for b, o, i in tw.grid(n, filters, size):
-            total = x.dtype(0)
-            for c in range(channels):
-                for k in range(taps):
-                    at = i + k * d - p
-                    if 0 <= at < length:
-                        total += x[b, c, at] * w[o, c, k]
-            out[b, o, i] = total
-        return out
-
-    return row
-
-
-@cache
-def transposed(p: int, d: int) -> tw.Kernel[..., Any]:
-    @tw.kernel
-    def spread(x: tw.Array, w: tw.Array) -> tw.Array:
-        n, channels, height, width = x.shape
-        _, filters, kh, kw = w.shape
-        rows, columns = height - 1 - 2 * p + d * (kh - 1) + 1, width - 1 - 2 * p + d * (kw - 1) + 1
-        out = tw.empty((n, filters, rows, columns), x.dtype)
-        for b, o, i, j in tw.grid(n, filters, rows, columns):
-            total = x.dtype(0)
-            for c in range(channels):
-                for k in range(kh):
-                    for m in range(kw):
-                        y, z = i + p - k * d, j + p - m * d
-                        if 0 <= y < height and 0 <= z < width:
-                            total += x[b, c, y, z] * w[c, o, k, m]
-            out[b, o, i, j] = total
-        return out
-
-    return spread
+    return cast("tw.Kernel[..., Any]", convolutions.conv2d((s, s), (p, p), d, False))
 
 
 def check(x: np.ndarray, w: np.ndarray, s: int = 1, p: int = 0, d: int = 1) -> None:
     """Both layouts."""
     exact = wanted(x, w, s, p, d)
     most = (2e-6 if x.dtype == np.float32 else 1e-14) * float(np.abs(exact).max(initial=1e-3)) * np.sqrt(w.shape[-1])
-    np.testing.assert_allclose(last(s, p, d)(x, w), exact, rtol=0, atol=most)
-    np.testing.assert_allclose(first(s, p, d)(turned(x), turned(w)), turned(exact), rtol=0, atol=most)
+    filters = w.shape[0]
+    # Those of the bench add up in f32.
+    by_pixel, by_plane = (last(s, p, d), first(s, p, d)) if x.dtype == np.float32 else (channels_last(filters, s, p, d), channels_first(filters, s, p, d))
+    np.testing.assert_allclose(by_pixel(x, w), exact, rtol=0, atol=most)
+    np.testing.assert_allclose(by_plane(turned(x), turned(w)), turned(exact), rtol=0, atol=most)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -177,7 +77,7 @@ def test_volumes() -> None:
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (2, 2), (2, 2), (2, 2)))
     for q, k, m in product(range(3), repeat=3):
         exact += np.einsum("bcvyz,oc->bovyz", padded[:, :, q : q + 5, k : k + 8, m : m + 11], w[:, :, q, k, m].astype(np.float64))
-    np.testing.assert_allclose(solid(2)(x, w), exact, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(convolutions.conv3d(1, 2)(x, w), exact, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("p", "d"), [(0, 1), (4, 1), (8, 2), (30, 3)])
@@ -187,7 +87,7 @@ def test_lines(p: int, d: int) -> None:
     if exact is None:
         padded = np.pad(np.moveaxis(x, 1, 2), ((0, 0), (p, p), (0, 0)))
         exact = wanted(padded[:, None], np.moveaxis(w, 1, 2)[:, None], 1, 0, d)[:, 0]
-    np.testing.assert_allclose(line(p, d)(x, w), np.moveaxis(exact, 2, 1), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(convolutions.conv1d(1, p, d)(x, w), np.moveaxis(exact, 2, 1), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("p", "d"), [(0, 1), (0, 2), (2, 1), (3, 3)])
@@ -200,7 +100,7 @@ def test_transposed_with_step_one(p: int, d: int) -> None:
         for k, m in product(range(5), range(2)):
             whole[:, :, k * d : k * d + height, m * d : m * d + width] += np.einsum("bcyz,co->boyz", x.astype(np.float64), w[:, :, k, m].astype(np.float64))
         exact = whole[:, :, p : whole.shape[2] - p, p : whole.shape[3] - p]
-        np.testing.assert_allclose(transposed(p, d)(x, w), exact, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(convolutions.transposed2d((1, 1), (p, p), d, False)(x, w), exact, rtol=0, atol=1e-4)
 
 
 def test_empty_images_views_and_what_is_no_number() -> None:

@@ -154,19 +154,22 @@ class Clock(Protocol):
 
 class HostClock:
     """Wall time. Threads of OpenMP libraries keep spinning for a while after their work, on cores the next library wants: each
-    variant waits them out, and its first calls, which wake its own threads again, are not counted. The wait is busy: an idle
-    core would slow down."""
+    variant waits them out, and its first calls, which wake its own threads again and bring data near, are not counted: two at least, and
+    those of the first milliseconds. The wait is busy: an idle core would slow down."""
 
-    def __init__(self, settle: float = 0.01) -> None:
+    def __init__(self, settle: float = 0.01, warm: float = 0.005) -> None:
         self.settle = settle
+        self.warm = warm
 
     def sample(self, run: Run, slots: Iterable[int], batch: int) -> list[float]:
         order = list(slots)
         settled = time.perf_counter() + self.settle
         while time.perf_counter() < settled:
             pass
-        for _ in range(2):
+        warm, calls = time.perf_counter() + self.warm, 0
+        while calls < 2 or time.perf_counter() < warm:
             run(order[0])
+            calls += 1
         times = []
         for first in range(0, len(order), batch):
             start = time.perf_counter()

@@ -16,6 +16,7 @@ from tilewright.base.dtypes import DType, by_name, f32
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target, host_cpu, parse_target
 from tilewright.codegen.host.pool import pool_object, starter_object
+from tilewright.codegen.host.spare_memory import spare_memory_object
 from tilewright.compile.build import build_artifact
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_program
@@ -23,10 +24,12 @@ from tilewright.ir.nodes import Block, Kernel, Stage, Value
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, Tensor, tensor
 from tilewright.passes.routes import Stages, lower
+from tilewright.runtime.core import machine_code
 from tilewright.runtime.cpu import pool as cpu_pool
 from tilewright.runtime.cpu import program as cpu
 
 cpu_pool.provide_code(lambda: pool_object(host_cpu()), lambda: starter_object(host_cpu()))
+machine_code.provide("spare memory", lambda: spare_memory_object(host_cpu()))
 
 Number = int | float | bool
 PointBody = Callable[..., object]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.base.target import host_cpu
 
 
 @tw.kernel
@@ -62,7 +63,7 @@ def _check(found: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("m", [1, 4, 5, 9, 31, 64, 65, 70])
+@pytest.mark.parametrize("m", [1, 4, 5, 9, 14, 15, 28, 29, 31, 64, 65, 70, 449, 701])
 def test_columns_along_the_sum(m: int, dtype: str) -> None:
     for n, k in ((1, 3), (11, 512), (12, 515), (131, 1030), (25, 1)):
         a, b = _numbers(m, k, dtype=dtype), _numbers(n, k, dtype=dtype)
@@ -92,15 +93,25 @@ def test_no_terms_and_no_columns() -> None:
     assert of_rows(np.zeros((3, 4), np.float32), np.zeros((0, 4), np.float32)).shape == (3, 0)
 
 
-@pytest.mark.parametrize("m", [3, 40, 64, 65])
-def test_bits_do_not_depend_on_cores(m: int) -> None:
-    a, b = _numbers(m, 1500, dtype="float32"), _numbers(170, 1500, dtype="float32")
+@pytest.mark.parametrize("n", [170, 61, 20])
+@pytest.mark.parametrize("m", [3, 15, 28, 29, 40, 64, 65, 460])
+def test_bits_do_not_depend_on_cores(m: int, n: int) -> None:
+    a, b = _numbers(m, 1500, dtype="float32"), _numbers(n, 1500, dtype="float32")
     np.testing.assert_array_equal(of_rows(a, b), of_rows(a, b, device="cpu:0/1"))
     try:
         halves = of_rows(a, b, device="cpu:1/2")
     except tw.DeviceError:
         return  # one core
     np.testing.assert_array_equal(of_rows(a, b), halves)
+
+
+@pytest.mark.parametrize(("m", "n"), [(17, 61), (61, 17), (25, 20), (100, 40)])
+def test_few_results_are_shared_by_cores(m: int, n: int) -> None:
+    a, b, bias = _numbers(m, 5000, dtype="float32"), _numbers(n, 5000, dtype="float32"), _numbers(n, dtype="float32")
+    _check(of_rows_with_more(a, b, bias), np.maximum(a.astype(np.float64) @ b.astype(np.float64).T + bias, 0.0), "float32")
+    (launch,) = of_rows_with_more.last.launches
+    (blocks,) = (extent.evaluate({"m": m, "n": n, "k": 5000}) for extent in launch.grid)
+    assert blocks >= min(2, host_cpu().multiprocessors)
 
 
 @tw.kernel

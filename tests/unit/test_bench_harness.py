@@ -135,9 +135,12 @@ def test_line_is_json_with_the_fields_readers_expect() -> None:
 
 def test_host_clock_gives_a_time_for_each_batch() -> None:
     calls: list[int] = []
-    times = HostClock().sample(calls.append, [0, 1, 2, 0, 1, 2], 3)
+    times = HostClock(warm=0.0).sample(calls.append, [0, 1, 2, 0, 1, 2], 3)
     assert calls == [0, 0, 0, 1, 2, 0, 1, 2]
     assert len(times) == 2
+    calls.clear()
+    assert len(HostClock(warm=0.005).sample(calls.append, [7, 8], 1)) == 2
+    assert len(calls) > 10 and calls[-3:] == [7, 7, 8]  # short calls have been made for some milliseconds before
 
 
 def test_load_meter_counts_others_and_says_when_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,14 @@ In: a loop-stage kernel. Out: a `Nest`, and answers to single questions about it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 from tilewright.analysis.affine import Affine, Forms, address, analyse
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size
-from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
 DYNAMIC = "$dynamic"
@@ -206,6 +207,17 @@ def has_long_loops(kernel: Kernel, nest: Nest) -> bool:
             if turns is None or turns > _SHORT_LOOP:
                 return True
     return False
+
+
+def returns_to_elements(kernel: Kernel, nest: Nest) -> bool:
+    """Whether points come to elements of arrays more than once, as far as the number of loops tells: a row for each point and a loop along it is every element once."""
+
+    def depth(block: Block) -> float:
+        own = {"for": 1.0, "while": math.inf}
+        return max((own.get(op.opcode, 0.0) + max(map(depth, op.regions)) for op in block.ops if op.regions), default=0.0)
+
+    most = max((param.type.rank for param in kernel.params if isinstance(param.type, Tensor)), default=0)
+    return len(nest.extents) + depth(nest.parallel.regions[0]) > most
 
 
 def gathers_in_loops(kernel: Kernel, nest: Nest, axis: int) -> bool:

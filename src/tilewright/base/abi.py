@@ -40,6 +40,8 @@ RELEASE_WORK = 1 << 15
 """Elements from which on other Python threads may run meanwhile; below, letting go of the GIL costs more than it gives."""
 SCRATCH_ALIGN = 64
 """Bytes every scratch array of a CPU program is aligned to."""
+TAKE, GIVE = "tilewright_take", "tilewright_give"
+"""The symbols of what CPU programs get scratch and local arrays from, `ptr (i64)`, and give them back to, `void (ptr)`: malloc and free outside of Python."""
 STUB_ENTRY = "tilewright_call"
 """The symbol of a CPU host part's entry stub."""
 FRONT = "tilewright_front"
@@ -61,6 +63,9 @@ bytes follow."""
 FUNCTIONS_OF_POOL = "tilewright_pool_functions"
 """The symbol, in the object that starts the pool, of what it calls once the pool is loaded: `tilewright_pool_run`, `tilewright_interrupt_begin` and `_end`."""
 
+LANES_OF_POOL = 8
+"""Lanes at most that threads claim blocks from: as many lines of the cache are written for each job."""
+
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0
 """i32: odd while a job is open, even between jobs; workers sleep on it."""
@@ -68,8 +73,6 @@ POOL_PENDING = 128
 """i32: workers still inside the current job."""
 POOL_SLEEPERS = 256
 """i32: workers asleep."""
-POOL_NEXT = 384
-"""i64: next block to claim."""
 POOL_ENTRY = 512
 """ptr: the job's function."""
 POOL_SLOTS = 520
@@ -78,6 +81,8 @@ POOL_BLOCKS = 528
 """i64: number of blocks."""
 POOL_GRAIN = 536
 """i64: blocks claimed at a time."""
+POOL_LANES = 544
+"""i64: lanes that blocks are claimed from."""
 POOL_SPIN = 640
 """i32: spins before sleeping."""
 POOL_STOP = 644
@@ -109,7 +114,10 @@ POOL_HOMES = 1152
 """For each of them, `POOL_CORE_BYTES`: the cores that it may run on…"""
 POOL_GIVENS = POOL_HOMES + POOL_STEERED * POOL_CORE_BYTES
 """…and those without the one it is kept off."""
-POOL_BYTES = POOL_GIVENS + POOL_STEERED * POOL_CORE_BYTES
+POOL_NEXT = POOL_GIVENS + POOL_STEERED * POOL_CORE_BYTES
+"""For each lane, `POOL_LANE_BYTES`: an i64, how many of its blocks are claimed."""
+POOL_LANE_BYTES = 128
+POOL_BYTES = POOL_NEXT + LANES_OF_POOL * POOL_LANE_BYTES
 
 # Tensors of PyTorch in host memory (`codegen/host/tensor_entry.py`). The symbol of the table of what is known of PyTorch, and of the functions:
 TENSORS = "tilewright_tensor_table"

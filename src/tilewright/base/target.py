@@ -122,12 +122,12 @@ class Target:
     @property
     def has_lane_masks(self) -> bool:
         """Whether a CPU loads and stores some lanes of a vector as fast as all of them."""
-        return self.is_host and self.name in ("x86-64-avx512", "x86-64-amx")
+        return self.is_host and self.name in _WITH_AVX512
 
     @property
     def fetches_results(self) -> bool:
         """Whether a CPU writes memory faster where a loop asks for lines that it will write to: a processor by itself asks for those it reads."""
-        return self.is_host and self.name == "x86-64-avx512"
+        return self.is_host and self.name in _WITH_AVX512
 
     @property
     def ballot_bits(self) -> int:
@@ -166,6 +166,9 @@ class Target:
         """Of portable GPUs, whose name says little: what the driver reported."""
         return () if self.is_host or (self.wide_ints and self.has_warps) else (str(self.max_threads), str(self.max_shared), str(self.max_arrays), str(self.max_turns), *sorted(self.features))
 
+
+_WITH_AVX512 = frozenset({"x86-64-avx512", "x86-64-amx"})
+"""CPUs whose vectors have masks, with matrix units or without."""
 
 _PER_SM: dict[int, tuple[int, int, int]] = {
     75: (64 << 10, 1024, 16), 80: (164 << 10, 2048, 32), 86: (100 << 10, 1536, 16), 87: (164 << 10, 1536, 16), 89: (100 << 10, 1536, 24),

@@ -554,7 +554,10 @@ def cache(action: str) -> None:
 
 @cli.command()
 @click.argument("kind", type=click.Choice((
-    "cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "checks-cpu", "host", "matmul", "matmul-cpu", "transformer", "transformer-cpu",
+    "cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu",
+    "decode-attention", "decode-attention-cpu", "decode-step", "mega", "random", "random-cpu", "ordered", "ordered-cpu", "checks-cpu",
+    "quantised-cpu", "onnx-cpu", "models", "models-cpu", "host", "compile", "portable", "opencl", "gemv", "families", "families-cpu", "matmul",
+    "matmul-cpu", "transformer", "transformer-cpu",
 )))  # fmt: skip
 @click.option("--json", is_flag=True, help="Print the results as JSON.")
 @click.option("--op", "ops", multiple=True, metavar="NAME", help="Only this operation. Repeatable.")

@@ -168,6 +168,17 @@ def _starter_code() -> bytes:
     return _kept_code("starter", build)
 
 
+def _spare_memory_code() -> bytes:
+    """The machine code that keeps the memory of CPU programs for their next calls."""
+
+    def build(target: Target) -> bytes:
+        from tilewright.codegen.host.spare_memory import spare_memory_object
+
+        return spare_memory_object(target)
+
+    return _kept_code("spare memory", build)
+
+
 def _memory_code() -> bytes:
     """The machine code that hands out device memory."""
 
@@ -192,6 +203,7 @@ def _tensor_code() -> bytes:
 
 cpu_pool.provide_code(_pool_code, _starter_code)
 machine_code.provide("memory", _memory_code)
+machine_code.provide("spare memory", _spare_memory_code)
 machine_code.provide("tensors", _tensor_code)
 
 

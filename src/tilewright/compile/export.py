@@ -19,7 +19,15 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from tilewright.base.abi import LAUNCH_DECLARATIONS, LAUNCHES_ALONE, LOCAL_MEMORY, NEVER_STOPS, STOP_DECLARATION
+from tilewright.base.abi import (
+    GIVE,
+    LAUNCH_DECLARATIONS,
+    LAUNCHES_ALONE,
+    LOCAL_MEMORY,
+    NEVER_STOPS,
+    STOP_DECLARATION,
+    TAKE,
+)
 from tilewright.base.artifact import (
     FAILURE,
     FAILURE_FIELDS,
@@ -164,6 +172,8 @@ def cpu_export(
     """The files of a program at the thread stage for a CPU. Numbers that are `fixed` are part of the code."""
     _require_plain(artifact)
     text, _ = llvm_text(program, target)
+    for inside, outside in ((TAKE, "malloc"), (GIVE, "free")):
+        text = text.replace(f"@{inside}(", f"@{outside}(")
     for launch in artifact.launches:
         # Only the C functions are seen from outside: several exports can be linked together.
         text = text.replace(f"define void @{launch.entry}(", f"define internal void @{launch.entry}(")

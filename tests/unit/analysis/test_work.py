@@ -35,6 +35,26 @@ def doubled(x: tw.Array) -> tw.Array:
     return x + x
 
 
+@tw.kernel
+def below(a: tw.Array) -> tw.Array:
+    out = tw.zeros(a.shape, a.dtype)
+    for i in tw.grid(a.shape[0]):
+        for j in range(i):
+            out[i, j] = a[i, j] * 2.0
+    return out
+
+
+@tw.kernel
+def paths(start: tw.Array, steps: int) -> tw.Array:
+    out = tw.empty(start.shape, start.dtype)
+    for i in tw.grid(start.shape[0]):
+        price = start[i]
+        for _ in range(steps):
+            price = price * 1.01 + 0.5
+        out[i] = price
+    return out
+
+
 def work_of_launch(kernel: Any, target: str = "x86-64-avx512", **arrays: np.ndarray) -> int:
     """Elements that all blocks of the last launch count together, nearly."""
     call = kernel.stages(*arrays.values(), target=target).stages.thread.calls[-1]
@@ -61,3 +81,11 @@ def test_windows_count_their_terms() -> None:
 def test_maps_count_their_elements() -> None:
     x = np.zeros(1000, np.float32)
     assert 2000 <= work_of_launch(doubled, x=x) < 2100
+
+
+def test_loops_count_where_they_come_to_elements_again() -> None:
+    a, start = np.zeros((100, 100), np.float32), np.zeros(1000, np.float32)
+    assert work_of_launch(below, a=a) < 2 * a.size + 200  # a row for each point, and a loop along it
+    call = paths.stages(start, 100, target="x86-64-avx512").stages.thread.calls[-1]
+    sizes = {"start$0": start.size}
+    assert elements_per_block(call.kernel).evaluate(sizes) * product(call.kernel.grid).evaluate(sizes) >= 16 * start.size

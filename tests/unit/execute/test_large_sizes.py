@@ -228,7 +228,7 @@ import numpy as np, tilewright as tw
 @tw.gpu
 def own(x: tw.GpuBuffer[tw.f32], out: tw.GpuBuffer[tw.f32]):
     i = tw.thread.x
-    held = tw.shared((25_000_000,), tw.f32)
+    held = tw.shared((40_000_000,), tw.f32)
     held[i] = x[i] + 1
     out[i] = held[i]
 @tw.kernel

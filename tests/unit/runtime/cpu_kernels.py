@@ -10,7 +10,9 @@ from tilewright.base.sizes import Size, ceildiv, contiguous_strides
 from tilewright.base.target import host_cpu
 from tilewright.codegen.host.entries import host_object
 from tilewright.codegen.host.pool import pool_object, starter_object
+from tilewright.codegen.host.spare_memory import spare_memory_object
 from tilewright.codegen.llvm.native import compile_object
+from tilewright.runtime.core import machine_code
 from tilewright.runtime.cpu import pool as cpu_pool
 from tilewright.runtime.cpu import program as cpu
 
@@ -18,6 +20,7 @@ BLOCK = 4096
 N, M = Size.of("n"), Size.of("m")
 
 cpu_pool.provide_code(lambda: pool_object(host_cpu()), lambda: starter_object(host_cpu()))
+machine_code.provide("spare memory", lambda: spare_memory_object(host_cpu()))
 
 
 def slots(*kinds: str) -> str:

@@ -113,7 +113,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[cpu_pool.ThreadPool]:
     made.threads = 1
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 2, 5, 8, 19])
 def test_every_block_runs_once(pool: cpu_pool.ThreadPool, code: ObjectCode, threads: int) -> None:
     pool.threads = threads
     for blocks in (1, 2, 3, 100, 4001):
@@ -235,6 +235,19 @@ def test_large_launches_are_claimed_in_pieces(pool: cpu_pool.ThreadPool, code: O
     counter.run(pool)
     # A claim that finds nothing left does not run.
     assert 2 * CLAIMS_PER_THREAD <= counter.claims[0] <= 2 * CLAIMS_PER_THREAD + 1
+
+
+def test_threads_begin_with_blocks_of_their_own(pool: cpu_pool.ThreadPool) -> None:
+    code = ObjectCode(compile_object(CORES, host_cpu()))
+    pool.threads = 2
+    claims = 2 * CLAIMS_PER_THREAD
+    threads, cores = np.zeros(claims, np.int64), np.zeros(claims, np.int64)
+    slots = np.array([a.__array_interface__["data"][0] for a in (threads, cores)], np.uint64)
+    own = 0
+    for _ in range(20):
+        pool.launch(code.address("note"), slots.__array_interface__["data"][0], claims, PARALLEL_WORK)
+        own += bool((threads[: CLAIMS_PER_THREAD // 2] == threading.get_ident()).all())
+    assert own > 10  # a thread that waits for its core finds that the other one has helped
 
 
 def test_no_blocks_no_call(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
-from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, SLOT_BYTES, STOP, STOP_DECLARATION
+from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, GIVE, SLOT_BYTES, STOP, STOP_DECLARATION, TAKE
 from tilewright.base.artifact import FAILURE_EXTENT, FAILURE_INDEX
 from tilewright.base.errors import CompilerBug, DeviceError
 from tilewright.base.levels import DEFAULT, LEVELS
@@ -311,7 +311,7 @@ def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None)
     body.line("br label %blocks")
     body.open_label("out")
     if owned:
-        body.call("void", "free", ("ptr", owned))
+        body.call("void", GIVE, ("ptr", owned))
     body.line("ret void")
     held = "".join(
         f"{dialect.local[op.results[0]]} = internal unnamed_addr constant {initialiser(op)}, align {_LINE}\n" for op in constants
@@ -333,29 +333,32 @@ def _may_fail(kernel: Kernel) -> bool:
 
 def read_slots(kernel: Kernel) -> tuple[list[str], list[str]]:
     """Lines that read what a kernel's function is called with, and what is read: its parameters, its sizes, and where failures are reported."""
-    writer = FunctionWriter(kernel, CpuDialect(kernel))
+    lines: list[str] = []
     arguments: list[str] = []
-    slot = 0
+
+    def let(text: str) -> str:
+        name = f"%v{len(lines) + 1}"
+        lines.append(f"  {name} = {text}")
+        return name
+
+    def slot(stored: str) -> str:
+        where = let(f"getelementptr inbounds i8, ptr %slots, i64 {len(arguments) * SLOT_BYTES}")
+        return let(f"load {stored}, ptr {where}, align 8")
+
     for param in kernel.params:
-        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
         if isinstance(param.type, Tensor):
-            arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
-        else:
-            assert isinstance(param.type, Scalar)
-            stored = memory_type(param.type.dtype)
-            value = writer.let(f"load {stored}, ptr {where}, align 8")
-            if param.type.dtype.is_bool:
-                value = writer.let(f"icmp ne i8 {value}, 0")
-            arguments.append(f"{param.type.dtype.llvm} {value}")
-        slot += 1
+            arguments.append(f"ptr {slot('ptr')}")
+            continue
+        assert isinstance(param.type, Scalar)
+        value = slot(memory_type(param.type.dtype))
+        if param.type.dtype.is_bool:
+            value = let(f"icmp ne i8 {value}, 0")
+        arguments.append(f"{param.type.dtype.llvm} {value}")
     for _ in kernel.size_names:
-        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
-        arguments.append(f"i64 {writer.let(f'load i64, ptr {where}, align 8')}")
-        slot += 1
+        arguments.append(f"i64 {slot('i64')}")
     if _may_fail(kernel):
-        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
-        arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
-    return writer.lines, arguments
+        arguments.append(f"ptr {slot('ptr')}")
+    return lines, arguments
 
 
 def renumbered(text: str, shift: int) -> str:
@@ -392,7 +395,7 @@ def _local_arrays(kernel: Kernel, writer: FunctionWriter) -> tuple[dict[Value, s
     if size <= _STACK:
         base = writer.let(f"alloca [{size} x i8], align {_LINE}")
     else:
-        owned = writer.call("ptr", "malloc", ("i64", str(size + _LINE)))
+        owned = writer.call("ptr", TAKE, ("i64", str(size + _LINE)))
         none, some = writer.new_label("exhausted"), writer.new_label("memory")
         writer.line(f"br i1 {writer.let(f'icmp eq ptr {owned}, null')}, label %{none}, label %{some}")
         writer.open_label(none)

@@ -628,7 +628,7 @@ class _Stub(StubEmitter):
         before = self.current
         self.fork(self.new(f"icmp sle i64 {amount}, {STACK_SCRATCH}"), "scratch.ready", "scratch.heap")
         self.start("scratch.heap")
-        block = self.new(f"call ptr @malloc(i64 {self.sizes.value(total + abi.SCRATCH_ALIGN)})")
+        block = self.new(f"call ptr @{abi.TAKE}(i64 {self.sizes.value(total + abi.SCRATCH_ALIGN)})")
         self.line(f"store ptr {block}, ptr %heap")
         self.require(self.new(f"icmp ne ptr {block}, null"))
         self.settle("out.of.memory")
@@ -689,7 +689,7 @@ class _Stub(StubEmitter):
 
     def _free_scratch(self) -> None:
         if self.artifact.scratch:
-            self.line(f"call void @free(ptr {self.new('load ptr, ptr %heap')})")
+            self.line(f"call void @{abi.GIVE}(ptr {self.new('load ptr, ptr %heap')})")
 
     def _outside(self, found: list[str], out: str) -> None:
         """An access lay outside its array: the program's code says so, in Python."""

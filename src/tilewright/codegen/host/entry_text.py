@@ -44,8 +44,8 @@ declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr) nonlazybind
 declare i32 @PyTuple_SetItem(ptr, i64, ptr) nonlazybind
 declare void @Py_IncRef(ptr) nonlazybind
 declare void @Py_DecRef(ptr) nonlazybind
-declare ptr @malloc(i64) nonlazybind
-declare void @free(ptr) nonlazybind
+declare ptr @tilewright_take(i64) nonlazybind
+declare void @tilewright_give(ptr) nonlazybind
 declare void @tilewright_launch(ptr, ptr, ptr, i64, i64) nonlazybind
 declare void @tilewright_pool_start() nonlazybind
 """

@@ -18,6 +18,9 @@ A worker that the system wakes on the core of its caller does not even begin bef
 another core than the last one first takes its core from those of the workers, where these are few; on the same core it has nothing to do. What somebody
 else allows a worker meanwhile stays as it is, but for that one core.
 
+Blocks are claimed from lanes, a stretch of all blocks for each thread (or for several, where there are many): a thread takes those of its own lane first, and helps
+others when it is empty. Steps of a loop, and calls on the same arrays, so leave each thread the blocks whose data it has in its caches.
+
 A nested call, or one from a second thread, finds `lock` taken and runs its blocks itself.
 
 `tilewright_launch` decides for every caller alike whether threads pay and how many blocks a claim holds.
@@ -337,19 +340,47 @@ _COMMON = """
 declare i32 @sched_yield()
 declare i64 @llvm.smin.i64(i64, i64)
 
-define internal void @claim(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain) {{
+; Run blocks until none is left: first those of the thread's own lane, then what others have left of theirs. The next launch of as many blocks gives the
+; thread the same ones, whose data its caches still hold.
+define internal void @claim(ptr %pool, i64 %home) {{
 start:
-  %next = getelementptr i8, ptr %pool, i64 {next}
+  %entry.slot = getelementptr i8, ptr %pool, i64 {entry}
+  %slots.slot = getelementptr i8, ptr %pool, i64 {slots}
+  %blocks.slot = getelementptr i8, ptr %pool, i64 {blocks}
+  %grain.slot = getelementptr i8, ptr %pool, i64 {grain}
+  %lanes.slot = getelementptr i8, ptr %pool, i64 {lanes}
+  %entry = load ptr, ptr %entry.slot
+  %slots = load ptr, ptr %slots.slot
+  %blocks = load i64, ptr %blocks.slot
+  %grain = load i64, ptr %grain.slot
+  %lanes = load i64, ptr %lanes.slot
+  br label %lane
+lane:
+  %turn = phi i64 [ 0, %start ], [ %turn.next, %over ]
+  %place = add i64 %home, %turn
+  %number = urem i64 %place, %lanes
+  %following = add i64 %number, 1
+  %low.all = mul i64 %number, %blocks
+  %low = udiv i64 %low.all, %lanes
+  %high.all = mul i64 %following, %blocks
+  %high = udiv i64 %high.all, %lanes
+  %nexts = getelementptr i8, ptr %pool, i64 {next}
+  %next = getelementptr [{lane_bytes} x i8], ptr %nexts, i64 %number
   br label %take
 take:
-  %begin = atomicrmw add ptr %next, i64 %grain monotonic
-  %some = icmp slt i64 %begin, %blocks
-  br i1 %some, label %run, label %done
+  %claimed = atomicrmw add ptr %next, i64 %grain monotonic
+  %begin = add i64 %low, %claimed
+  %some = icmp slt i64 %begin, %high
+  br i1 %some, label %run, label %over
 run:
   %stop = add i64 %begin, %grain
-  %end = call i64 @llvm.smin.i64(i64 %stop, i64 %blocks)
+  %end = call i64 @llvm.smin.i64(i64 %stop, i64 %high)
   call void %entry(ptr %slots, i64 %begin, i64 %end)
   br label %take
+over:
+  %turn.next = add i64 %turn, 1
+  %more = icmp ult i64 %turn.next, %lanes
+  br i1 %more, label %lane, label %done
 done:
   ret void
 }}
@@ -358,10 +389,6 @@ define void @tilewright_pool_worker(ptr %pool) {{
 entry:
   %pending = getelementptr i8, ptr %pool, i64 {pending}
   %sleepers = getelementptr i8, ptr %pool, i64 {sleepers}
-  %entry.slot = getelementptr i8, ptr %pool, i64 {entry}
-  %slots.slot = getelementptr i8, ptr %pool, i64 {slots}
-  %blocks.slot = getelementptr i8, ptr %pool, i64 {blocks}
-  %grain.slot = getelementptr i8, ptr %pool, i64 {grain}
   %spin.slot = getelementptr i8, ptr %pool, i64 {spin}
   %stop.slot = getelementptr i8, ptr %pool, i64 {stop}
   %ready = getelementptr i8, ptr %pool, i64 {ready}
@@ -370,6 +397,8 @@ entry:
   %first = load atomic i32, ptr %pool seq_cst, align 4
   %counted = atomicrmw add ptr %ready, i32 1 seq_cst
   call void @begin(ptr %pool, i32 %counted)
+  %counted.wide = zext i32 %counted to i64
+  %home = add i64 %counted.wide, 1
   br label %idle
 
 idle:
@@ -430,11 +459,7 @@ missed:
   %back = atomicrmw sub ptr %pending, i32 1 seq_cst
   br label %look
 work:
-  %entry.now = load ptr, ptr %entry.slot
-  %slots.now = load ptr, ptr %slots.slot
-  %blocks.now = load i64, ptr %blocks.slot
-  %grain.now = load i64, ptr %grain.slot
-  call void @claim(ptr %pool, ptr %entry.now, ptr %slots.now, i64 %blocks.now, i64 %grain.now)
+  call void @claim(ptr %pool, i64 %home)
   br label %leave.job
 leave.job:
   %left = atomicrmw sub ptr %pending, i32 1 seq_cst
@@ -473,7 +498,8 @@ publish:
   %slots.slot = getelementptr i8, ptr %pool, i64 {slots}
   %blocks.slot = getelementptr i8, ptr %pool, i64 {blocks}
   %grain.slot = getelementptr i8, ptr %pool, i64 {grain}
-  %next = getelementptr i8, ptr %pool, i64 {next}
+  %lanes.slot = getelementptr i8, ptr %pool, i64 {lanes}
+  %nexts = getelementptr i8, ptr %pool, i64 {next}
   %pending = getelementptr i8, ptr %pool, i64 {pending}
   %sleepers = getelementptr i8, ptr %pool, i64 {sleepers}
   %spin.slot = getelementptr i8, ptr %pool, i64 {spin}
@@ -481,7 +507,23 @@ publish:
   store ptr %slots, ptr %slots.slot
   store i64 %blocks, ptr %blocks.slot
   store i64 %grain, ptr %grain.slot
+  ; a lane for each thread, as long as there is a claim for each
+  %reach = sub i64 %blocks, 1
+  %claims = sdiv i64 %reach, %grain
+  %workers.wide = zext i32 %workers.now to i64
+  %others = call i64 @llvm.smin.i64(i64 %claims, i64 %workers.wide)
+  %threads = add i64 %others, 1
+  %lanes = call i64 @llvm.smin.i64(i64 %threads, i64 {most_lanes})
+  store i64 %lanes, ptr %lanes.slot
+  br label %clear
+clear:
+  %lane = phi i64 [ 0, %publish ], [ %lane.after, %clear ]
+  %next = getelementptr [{lane_bytes} x i8], ptr %nexts, i64 %lane
   store atomic i64 0, ptr %next monotonic, align 8
+  %lane.after = add i64 %lane, 1
+  %lane.more = icmp ult i64 %lane.after, %lanes
+  br i1 %lane.more, label %clear, label %open
+open:
   call void @first_core(ptr %pool)
   %opened = atomicrmw add ptr %pool, i32 1 seq_cst
   %asleep = load atomic i32, ptr %sleepers seq_cst, align 4
@@ -489,15 +531,13 @@ publish:
   br i1 %wanted, label %call, label %work
 call:
   ; no more threads than there are claims beside our own
-  %reach = sub i64 %blocks, 1
-  %claims = sdiv i64 %reach, %grain
   %asleep.wide = zext i32 %asleep to i64
   %helpers.wide = call i64 @llvm.smin.i64(i64 %claims, i64 %asleep.wide)
   %helpers = trunc i64 %helpers.wide to i32
   call void @wake(ptr %pool, i32 %helpers)
   br label %work
 work:
-  call void @claim(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain)
+  call void @claim(ptr %pool, i64 0)
   %closed = atomicrmw add ptr %pool, i32 1 seq_cst
   %limit = load atomic i32, ptr %spin.slot monotonic, align 4
   br label %join
@@ -870,6 +910,9 @@ def pool_ir(target: Target, futex: bool = True) -> str:
         pending=abi.POOL_PENDING,
         sleepers=abi.POOL_SLEEPERS,
         next=abi.POOL_NEXT,
+        lanes=abi.POOL_LANES,
+        lane_bytes=abi.POOL_LANE_BYTES,
+        most_lanes=abi.LANES_OF_POOL,
         entry=abi.POOL_ENTRY,
         slots=abi.POOL_SLOTS,
         blocks=abi.POOL_BLOCKS,

@@ -38,7 +38,7 @@ _RESERVE = """
 @llvm.compiler.used = appending global [1 x ptr] [ptr @tilewright.reserve], section "llvm.metadata"
 """
 
-LONG = 7000
+LONG = 5000
 """Lines of text from which on CPU kernels get only what simplifies functions one by one. What follows in LLVM's short pipeline compares every
 access of a loop with every other, and takes as long again. Kernels this long are those of several products, whose loops it leaves as they are;
 of short ones it hoists what rows have in common."""

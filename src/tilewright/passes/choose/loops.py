@@ -183,8 +183,12 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if nest.reductions and not nest.sweeps and lanes > 1 and not can_repeat(kernel) and not kernel.attrs.keys() & {"blocks", "in_order"}:
         # A single element at the edge takes as long as a vector: whole tiles, whole registers, and as few of them as can be.
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk)
-    if kernel.attrs.get("in_order") or has_long_loops(kernel, nest):
+    is_long = has_long_loops(kernel, nest)
+    if kernel.attrs.get("in_order") or is_long:
         chunk = 4 * lanes * unroll  # A point is a whole line: a few vectors of them are work enough for a block.
+    if is_long and lanes > 1 and not kernel.attrs.keys() & {"blocks", "in_order"}:
+        # So is a single element: whole tiles, wherever these begin, whole registers, and the last of these under a mask.
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk)
     if rank > 1 and lanes > 1 and not nest.reductions and not nest.sweeps and not walks and not kernel.attrs.keys() & {"blocks", "in_order"}:
         # Rows may be short: whole tiles, whole registers, and the last of these under a mask, or once more where that does no harm.
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=not target.has_lane_masks and can_repeat(kernel))

@@ -341,7 +341,7 @@ def _bounds(test: Op, index: Value, extent: Size, known: dict[Value, ranges.Rang
 
 def _copy_kernel(kernel: Kernel, window: _Window, padded: Value, masks: bool) -> Kernel:
     """Rows side by side: zeros, the row, zeros; a row outside is all zeros. With `masks`, vectors may have lanes of all of these."""
-    memory = window.load.operands[0]
+    window, memory, padded = _with_long_rows(window, padded)
     assert isinstance(memory.type, Tensor)
     shape = memory.type.shape
     b = Builder(kernel.span)
@@ -387,6 +387,24 @@ def _copy_kernel(kernel: Kernel, window: _Window, padded: Value, masks: bool) ->
     if masks:
         attrs["frames"] = True
     return Kernel(f"{kernel.name}.pad", Stage.LOOP, (memory, padded), Block((), tuple(b.ops)), facts=kernel.facts, attrs=MappingProxyType(attrs), span=kernel.span)
+
+
+def _with_long_rows(window: _Window, padded: Value) -> tuple[_Window, Value, Value]:
+    """The window, the array and the copy as they are copied: axes without a frame belong to the axis before them, so that pixels with their channels are one row."""
+    memory = window.load.operands[0]
+    assert isinstance(memory.type, Tensor)
+    shape = memory.type.shape
+    framed = max((axis for axis, extent in enumerate(shape) if window.low[axis] != ZERO or window.size[axis] != extent), default=len(shape) - 1)
+    inner = product(shape[framed + 1 :])
+    # A row more, where rows follow one another, is of this axis too.
+    follows = window.flat and window.joined is None and framed == len(shape) - 2
+    if framed == len(shape) - 1 or not memory.type.is_contiguous or (window.flat and not follows):
+        return window, memory, padded
+    low = (*window.low[:framed], window.low[framed] * inner)
+    size = (*window.size[:framed], (window.rows[framed] if follows else window.size[framed]) * inner)
+    pixels = Value(tensor(memory.type.dtype, *shape[:framed], shape[framed] * inner, align=memory.type.align), memory.name)
+    own = padded if follows else Value(tensor(memory.type.dtype, *size, align=16), padded.name)
+    return replace(window, low=low, size=size, joined=None, phased=False, contracts=False), pixels, own
 
 
 def _skips_steps(schedule: Plan, window: _Window) -> bool:

@@ -10,8 +10,9 @@ is done while copying, and what lies outside is filled with zeros, so that the i
 Its tile of results is kept in local memory between stretches; after the last one the rest of the kernel runs on it row by row.
 Every result is summed in the order of k, in stretches whose length depends on the schedule only: not on the number of threads.
 Where rows or columns are few, and columns lie side by side, both factors are read where they lie instead (`panels/in_place.py`).
-Where rows are few and the second factor lies along k (`x @ w.T`), a copy of it would hardly be used: rows are kept, and vectors of both factors are multiplied
-along k where they lie. Lanes are then sums of their own, which are added up at the end of a stretch.
+Where the second factor lies along k (`x @ w.T`), rows are kept if their copy is near: a panel of columns, turned in registers, is used for all of them while it lies in
+the nearest cache, and the next one takes its place. Where rows are few, a copy of columns would hardly be used: vectors of both factors are multiplied along k where
+they lie. Lanes are then sums of their own, which are added up at the end of a stretch.
 Several loop indices on one side are walked as one and taken apart again, the innermost fastest.
 """
 
@@ -51,8 +52,11 @@ from tilewright.passes.to_tile.panels.sides import join_columns, join_results, j
 from tilewright.passes.to_tile.panels.steps import local_array
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 
-FEW_PANELS, FEWEST_PANELS = 8, 1
+FEW_PANELS, FEWEST_PANELS = 8, 2
 """Panels of rows up to which a copy of the second factor is not used often enough to be worth making: one that is turned element by element, and in squares."""
+KEPT_PANELS = 32
+"""Panels of rows up to which a second factor that is turned in squares is not kept: the squares go to a panel in the nearest cache, where stores do not wait for lines. Copies of
+more rows than these are no longer near."""
 SELDOM = 1
 """Panels of rows up to which columns that lie side by side are read where they lie. More of them read a copy, whose lines follow one another: it finds room in the
 nearest cache."""
@@ -99,7 +103,9 @@ class PanelLowering(PanelResults):
         self.placed = self._placed()
         self.direct = self._direct()
         self.few = self._few_panels() if self._reads_in_place() else 0
-        """Panels of rows up to which the first factor is the one that is kept, and the second is read where it lies."""
+        """Panels of rows up to which the second factor is read where it lies."""
+        self.kept_panels = min(schedule.m // schedule.mr, max(self.few, KEPT_PANELS if self._turns_squares() else 0)) if self.few else 0
+        """Panels of rows up to which the first factor is the one that is kept: a panel of the second is used for all of them at once, and makes room for the next."""
         if self.few and target.vector_bytes == LINE:
             self.step = self.lanes  # no stretch but the last has terms beside whole vectors
         self.lie = schedule.to_tile == "lower_contraction_cpu" and schedule.keep == "b" and not self.few and self.a.along_k and rows_lie(found, schedule.nr)
@@ -129,20 +135,26 @@ class PanelLowering(PanelResults):
         rows, columns = product(self.a.extents), product(self.b.numbered)
         batch = found.size(found.batch)
         cores, across = self.target.multiprocessors, maximum(ONE, ceildiv(columns, Size.of(s.n)))
+        in_registers = s.to_tile == "lower_contraction_cpu"
         if not found.batch and s.keep == "b":
-            across = blocks_across(rows, columns, across, 2 * s.nr, cores)
+            across = blocks_across(rows, columns, across, s.nr // 2 if in_registers else 2 * s.nr, cores)
         # Blocks end where a tile of fewer registers, or of half the rows, does. Columns that are read where they lie are added up in another order than those
         # of a panel that is not full: which these are does not depend on the number of cores.
-        least, lowest = s.nr, s.mr
-        if s.to_tile == "lower_contraction_cpu":
-            least, lowest = self.lanes if self._narrow_widths() and not self.few else s.nr, self._half_rows() or s.mr
-        width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(least)) * least)
+        least, lowest = Size.of(s.nr), s.mr
+        if in_registers:
+            if self._narrow_widths():
+                many_rows = minimum(ONE, floordiv(rows, Size.of(self.few * s.mr + 1))) if self.few else ONE
+                least = least - many_rows * (s.nr - self.lanes)
+            lowest = self._half_rows() or s.mr
+        width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), least) * least)
         down = maximum(ONE, ceildiv(rows, Size.of(s.m)))
         # As many blocks as cores, as long as each has some panels to work on.
         if s.keep == "b":
             # A number that divides that of cores needs no search.
             in_rounds = blocks_down(down, maximum(ONE, across * batch), cores) if found.batch else multiple_down(down, across, cores)
-            down = maximum(down, minimum(ceildiv(rows, Size.of(2 * s.mr)), in_rounds))
+            # Two panels of rows at least, unless there is little else to share out.
+            least_rows = s.mr * (ONE + minimum(ONE, floordiv(columns, Size.of(2 * s.nr)))) if in_registers else Size.of(2 * s.mr)
+            down = maximum(down, minimum(ceildiv(rows, least_rows), in_rounds))
         else:
             # Each block copies all rows: there are two of them for each core where they have some columns more.
             rounds = maximum(ONE, minimum(Size.of(2), floordiv(columns, Size.of(COLUMN_PANELS * cores * s.nr))))
@@ -207,6 +219,7 @@ class PanelLowering(PanelResults):
         panels_down = b.op("floordiv", b.add(b.sub(down[1], down[0]), b.index(s.mr - 1)), b.index(s.mr))
         # Of all rows, not of those of a block: how sums are added up does not depend on how many cores share them out.
         is_few = b.op("le", b.index(product(self.a.extents)), b.index(self.few * s.mr))
+        rows_kept = b.op("le", panels_down, b.index(self.kept_panels)) if self.few else zero
 
         is_near = self._is_near(b) if self._copies_on_the_way() else zero
 
@@ -214,13 +227,20 @@ class PanelLowering(PanelResults):
             top, left = at.add(down[0], at.mul(row, at.index(s.mr))), at.add(across[0], at.mul(column, at.index(s.nr)))
             place = at.add(at.mul(row, panels), column)
             where = zero if once else at.select(at.op("le", length, depth), zero, place)
-            if not whole_a:
-                self._prefetch_rows(at, env, top, down, (start, count), (column, panels))
+
+            def fetch(inner: Builder) -> list[Value]:
+                self._prefetch_rows(inner, env, top, down, (start, count), (column, panels))
+                return []
+
+            if self.few:
+                at.if_(rows_kept, lambda _: [], fetch)
+            elif not whole_a:
+                fetch(at)
             last = at.op("ge", at.add(start, depth), length)
             panels_at = (row if whole_a else zero, left if direct else zero if whole_a else column)
             if self.few:
                 self.in_place = at.logical_and(is_few, self._in_one_run(at, left, across[1])), left
-                panels_at = at.select(is_few, row, zero), at.select(is_few, zero, column)
+                panels_at = at.select(rows_kept, row, zero), at.select(rows_kept, zero, column)
             if self._copies_on_the_way():
                 full = at.op("le", at.add(left, at.index(s.nr)), across[1])
                 self.on_the_way = at.logical_and(at.logical_and(is_near, full), at.op("eq", row, zero)), left
@@ -278,21 +298,21 @@ class PanelLowering(PanelResults):
                 first panel of rows, and these one by one."""
                 started = inner.op("gt", number, zero)
                 left = inner.add(across[0], inner.mul(number, inner.index(s.nr)))
-                copied = inner.select(self._in_one_run(inner, left, across[1]), zero, one)
+                copied = inner.select(inner.logical_and(is_few, self._in_one_run(inner, left, across[1])), zero, one)
                 rows = (
-                    inner.select(is_few, zero, number),
-                    inner.select(is_few, inner.select(started, zero, panels_down), inner.add(number, one)),
+                    inner.select(rows_kept, zero, number),
+                    inner.select(rows_kept, inner.select(started, zero, panels_down), inner.add(number, one)),
                 )
                 columns = (
-                    inner.select(is_few, number, zero),
-                    inner.select(is_few, inner.add(number, copied), inner.select(started, zero, panels)),
+                    inner.select(rows_kept, number, zero),
+                    inner.select(rows_kept, inner.add(number, copied), inner.select(started, zero, panels)),
                 )
                 inner.for_(
                     *columns,
                     one,
                     [],
                     lambda deep, column: self._copy_columns(
-                        deep, env, across, column, deep.select(is_few, zero, column), start, count
+                        deep, env, across, column, deep.select(rows_kept, zero, column), start, count
                     ),
                     name="panel",
                 )
@@ -301,7 +321,7 @@ class PanelLowering(PanelResults):
                     one,
                     [],
                     lambda deep, row: self._copy_rows(
-                        deep, env, down, row, deep.select(is_few, row, zero), start, count
+                        deep, env, down, row, deep.select(rows_kept, row, zero), start, count
                     ),
                     name="panel",
                 )
@@ -311,17 +331,17 @@ class PanelLowering(PanelResults):
                         deep,
                         start,
                         count,
-                        deep.select(is_few, other, number),
-                        deep.select(is_few, number, other),
+                        deep.select(rows_kept, other, number),
+                        deep.select(rows_kept, number, other),
                         False,
                     )
                     return []
 
-                inner.for_(zero, inner.select(is_few, panels_down, panels), one, [], one_tile, name="panel")
+                inner.for_(zero, inner.select(rows_kept, panels_down, panels), one, [], one_tile, name="panel")
                 return []
 
             if self.few:
-                at.for_(zero, at.select(is_few, panels, panels_down), one, [], whichever, name="panel")
+                at.for_(zero, at.select(rows_kept, panels, panels_down), one, [], whichever, name="panel")
                 return []
             if self._notes_places():
                 self._note_places(at, env, start, count)
@@ -404,7 +424,7 @@ class PanelLowering(PanelResults):
         """Room for the copies of both factors."""
         s = self.matrix
         one_panel = (s.mr, s.k + self.lanes) if not self.a.along_side else (s.k, _up(s.mr, self.lanes))
-        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else max(1, self.few), *one_panel), self.a.dtype)
+        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else max(1, self.kept_panels), *one_panel), self.a.dtype)
         # The extra row keeps panels from falling on the same places of the cache.
         self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr), self.b.dtype)
         if self.few:

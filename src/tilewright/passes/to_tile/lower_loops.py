@@ -21,7 +21,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tilewright.analysis.loop_nest import has_long_loops
+from tilewright.analysis.loop_nest import has_long_loops, returns_to_elements
 from tilewright.base.dtypes import bool_
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
@@ -82,7 +82,7 @@ class LoopLowering(NestLowering):
         blocks = self._gpu(b, env) if self.target.simt else self._cpu(b, env)
         attrs = dict(self.kernel.attrs)
         attrs["schedule"] = self.schedule.describe()
-        if not self.target.simt and has_long_loops(self.kernel, self.nest):
+        if not self.target.simt and has_long_loops(self.kernel, self.nest) and returns_to_elements(self.kernel, self.nest):
             attrs["weight"] = LOOP_WEIGHT
         if self.schedule.whole:
             attrs["early"] = True  # such kernels are short: what starts them overlaps the end of the kernel before

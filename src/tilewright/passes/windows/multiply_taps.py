@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd, prod
+from types import MappingProxyType
 
 from tilewright.analysis.affine import Affine, Forms, analyse, floored
 from tilewright.base.record import record
@@ -309,7 +310,8 @@ class Taps:
         extents = [outer.get(self.nest.operands[n], self.nest.operands[n]) for n in self.others]
         with b.at(self.reduction.span):
             b.parallel([*extents, *(b.index(axis.taps) for axis in self.axes), b.index(self.places)], body)
-        return self._kernel("multiply", b, copy, products)
+        # There are too many places for factors to be read where they lie: that would be as much code again.
+        return replace(self._kernel("multiply", b, copy, products), attrs=MappingProxyType({"copies": True}))
 
     def before_sum(self) -> list[Op]:
         """Ops of the nest that the sum needs."""

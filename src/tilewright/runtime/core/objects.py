@@ -12,15 +12,21 @@ import functools
 import sys
 
 from tilewright.base import abi
+from tilewright.base.errors import CompilerBug
 from tilewright.base.forks import at_work, fork_safe_lock
 from tilewright.base.headroom import LOAD_BYTES, require_room
 from tilewright.base.llvm_library import LlvmModule, TargetMachine, call, call_for_text, call_or_raise, initialise
+from tilewright.runtime.core import machine_code
 
 stop_word = ctypes.c_int32()
 """Not 0 while CPU kernels are asked to leave."""
 
+_NEEDS_MEMORY = abi.GIVE.encode()
+
 # Serialises engine creation.
 _loading = fork_safe_lock()
+_providing = fork_safe_lock()
+_spare_memory: ObjectCode | None = None
 
 
 @functools.cache
@@ -34,10 +40,27 @@ def bind_symbol(name: str, address: int) -> None:
     call("AddSymbol", name, address)
 
 
+def _provide_memory() -> None:
+    """Load what CPU programs get memory from, with the first of them that needs any."""
+    global _spare_memory
+    if _spare_memory is None:
+        with _providing:
+            if _spare_memory is None:
+                build = machine_code.builder("spare memory")
+                if build is None:
+                    raise CompilerBug.at("TW040", "no code that hands out memory was provided before loading a program")
+                code = ObjectCode(build())
+                bind_symbol(abi.TAKE, code.address("spare_take"))
+                bind_symbol(abi.GIVE, code.address("spare_give"))
+                _spare_memory = code
+
+
 class ObjectCode:
     """Some objects, linked and executable."""
 
     def __init__(self, *objects: bytes) -> None:
+        if any(_NEEDS_MEMORY in data for data in objects):
+            _provide_memory()
         require_room(LOAD_BYTES, "load compiled code")
         self._engine = 0
         with at_work(), _loading:

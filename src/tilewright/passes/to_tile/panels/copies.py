@@ -16,6 +16,7 @@ from tilewright.ir.types import dtype_of
 from tilewright.passes.common.nest_shapes import Condition, join, shape_of
 from tilewright.passes.to_tile.panels.active_steps import ActiveRuns
 from tilewright.passes.to_tile.panels.columns_in_place import LINE, STEPS_AHEAD, ColumnsInPlace
+from tilewright.passes.to_tile.panels.count_up import count_up
 from tilewright.passes.to_tile.panels.short_rows import merges_apart
 from tilewright.passes.to_tile.panels.sides import Side, needed_ops
 from tilewright.passes.to_tile.panels.steps import local_array
@@ -706,14 +707,13 @@ class PanelCopies(ColumnsInPlace):
             self.ops(at, others, local, [])
             return [local[v] for v in load.operands[1:]]
 
-        def note(at: Builder, row: Value) -> list[Value]:
-            local: dict[Value, Value] = {}
-            self._bind(at, local, side.indices, side.extents, at.op("min", at.add(top, row), at.sub(bottom, one)))
-            for axis, index in enumerate(indices(at, local)):
+        def note(at: Builder, row: Value, *place: Value) -> list[Value]:
+            for axis, index in enumerate(indices(at, dict(zip(side.indices, place, strict=True)))):
                 at.multi("store", places, at.index(axis), row, index)
-            return []
+            is_last = at.op("ge", at.add(at.add(top, row), one), bottom)
+            return [at.select(is_last, here, after) for here, after in zip(place, count_up(at, place, side.extents), strict=True)]
 
-        b.for_(zero, b.index(s.mr), one, [], note, name="row")
+        b.for_(zero, b.index(s.mr), one, self._apart(b, top, side.extents), note, name="row")
         origin = indices(b, {})
         length = product(self.k_extents[-side.run :])
         extents = (*self.k_extents[: -side.run], length)
@@ -723,18 +723,27 @@ class PanelCopies(ColumnsInPlace):
             moved = [at.sub(index, first) for index, first in zip(indices(at, run), origin, strict=True)]
             width, shift = at.sub(high, low), at.add(at.sub(base, start), low)
 
-            def by_row(inner: Builder, row: Value) -> list[Value]:
-                here = [inner.add(inner.op("load", places, inner.index(axis), row), move) for axis, move in enumerate(moved)]
+            def along(deep: Builder, first: Value, place: Value) -> Value:
+                return self.index_tile(deep, deep.add(first, place), 1, self.lanes)
 
-                def along(deep: Builder, first: Value, place: Value) -> Value:
-                    return self.index_tile(deep, deep.add(first, place), 1, self.lanes)
+            def moved_places(inner: Builder, row: Value) -> list[Value]:
+                return [inner.add(inner.op("load", places, inner.index(axis), row), move) for axis, move in enumerate(moved)]
 
-                def masked(deep: Builder, place: Value) -> list[Value]:
-                    """What a vector has behind the end of a run, the next one writes over."""
-                    lane = self.index_tile(deep, zero, 1, self.lanes)
-                    inside = deep.op("lt", lane, deep.like(deep.sub(width, place), lane))
+            def masked(inner: Builder, place: Value) -> list[Value]:
+                """A vector of each row, which have one mask. What it has behind the end of a run, the next one writes over."""
+                lane = self.index_tile(inner, zero, 1, self.lanes)
+                inside = inner.op("lt", lane, inner.like(inner.sub(width, place), lane))
+
+                def of_row(deep: Builder, row: Value) -> list[Value]:
+                    here = moved_places(deep, row)
                     value = deep.op("load", load.operands[0], *here[:-1], along(deep, here[-1], place), inside, masked=True)
                     return list(deep.multi("store", self.rows, panel, row, along(deep, shift, place), value))
+
+                inner.for_(zero, inner.index(s.mr), one, [], of_row, name="row")
+                return []
+
+            def by_row(inner: Builder, row: Value) -> list[Value]:
+                here = moved_places(inner, row)
 
                 def vector(deep: Builder, place: Value) -> list[Value]:
                     value = deep.op("load", load.operands[0], *here[:-1], along(deep, here[-1], place))
@@ -744,15 +753,15 @@ class PanelCopies(ColumnsInPlace):
                     value = deep.op("load", load.operands[0], *here[:-1], deep.add(here[-1], place))
                     return list(deep.multi("store", self.rows, panel, row, deep.add(shift, place), value))
 
-                if self.target.has_lane_masks:
-                    inner.for_(zero, width, lanes, [], masked, name="c")
-                    return []
                 whole = inner.mul(inner.op("floordiv", width, lanes), lanes)
                 inner.for_(zero, whole, lanes, [], vector, name="c")
                 inner.for_(whole, width, one, [], single, name="c")
                 return []
 
-            at.for_(zero, at.index(s.mr), one, [], by_row, name="row")
+            if self.target.has_lane_masks:
+                at.for_(zero, width, lanes, [], masked, name="c")
+            else:
+                at.for_(zero, at.index(s.mr), one, [], by_row, name="row")
 
         def several(at: Builder, first: Value, end: Value, _: Sequence[Value]) -> list[Value]:
             self._segments(at, extents, length, at.add(start, first), at.add(start, end), segment)

@@ -21,7 +21,8 @@ def count_up(b: Builder, digits: Sequence[Value], extents: Sequence[Size]) -> li
     carry = one
     for position in reversed(range(len(digits))):
         raised = b.add(digits[position], carry)
-        full = b.op("eq", raised, b.index(extents[position]))
-        following.insert(0, b.select(full, zero, raised) if position else raised)
-        carry = b.select(full, one, zero)
+        if position:
+            full = b.op("eq", raised, b.index(extents[position]))
+            raised, carry = b.select(full, zero, raised), b.select(full, one, zero)
+        following.insert(0, raised)
     return following

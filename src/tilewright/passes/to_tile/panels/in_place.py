@@ -26,7 +26,7 @@ from tilewright.passes.to_tile.panels.sides import Side
 from tilewright.passes.to_tile.panels.steps import local_array
 from tilewright.passes.windows.sum_ranges import sum_bounds
 
-SELDOM = 64
+SELDOM = 48
 """The harmonic mean of rows and columns, halved, up to which copying takes more time than it saves."""
 VECTORS = 4
 """Of a strip."""
@@ -50,7 +50,7 @@ def product_in_place(kernel: Kernel, found: Contraction, schedule: CpuProduct, t
     """The product, where its factors can be read where they lie."""
     if schedule.to_tile != "lower_contraction_cpu" or schedule.keep != "b" or not target.has_lane_masks or not found.accumulator.is_float:
         return None
-    if found.batch or not len(found.m) == len(found.n) == len(found.k) == 1 or sum_bounds(found):
+    if kernel.attrs.get("copies") or found.batch or not len(found.m) == len(found.n) == len(found.k) == 1 or sum_bounds(found):
         return None
     product = InPlaceProduct(kernel, found, schedule, target)
     return product if all(map(product.can_read, (product.a, product.b))) and product.b.along_side else None

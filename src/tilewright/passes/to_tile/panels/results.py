@@ -17,9 +17,10 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import INDEX
-from tilewright.passes.common.nest_shapes import shape_of
+from tilewright.passes.common.nest_shapes import Condition, shape_of
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import CpuProduct
+from tilewright.passes.to_tile.panels.count_up import count_up
 from tilewright.passes.to_tile.panels.rows_in_place import RowsInPlace
 from tilewright.passes.to_tile.panels.sides import Side, order
 
@@ -69,16 +70,17 @@ class PanelResults(RowsInPlace):
             return [last]
 
         def finish(at: Builder) -> list[Value]:
-            self._finish_registers(at, env, sums, down[0], across[0])
+            self._finish_registers(at, env, sums, down[0], across[0], across[1] if self._masks_results() else None)
             return [at.const(False, bool_)]
 
         if not self._is_short():
             return keep(b)[0]
         digit = self._apart(b, across[0], self.written)[-1]
-        full = b.op("le", b.add(across[0], b.index(s.nr)), across[1])
+        full = b.op("le", b.add(down[0], b.index(s.mr)), down[1])
+        if not self._masks_results():
+            full = b.logical_and(full, b.op("le", b.add(across[0], b.index(s.nr)), across[1]))
         if len(self.written) > 1:
             full = b.logical_and(full, b.op("le", b.add(digit, b.index(s.nr)), b.index(self.limit)))
-        full = b.logical_and(full, b.op("le", b.add(down[0], b.index(s.mr)), down[1]))
         return b.if_(b.logical_and(last, full), finish, keep)[0]
 
     def _rest(self) -> list[Op]:
@@ -118,17 +120,23 @@ class PanelResults(RowsInPlace):
         for number, row in enumerate(sums):
             b.multi("store", self.sums, where, b.index(number), columns, row)
 
+    def _masks_results(self) -> bool:
+        """Whether a tile that has columns behind the last is written from registers, too: filters side by side seldom fill the last tile, and short sums take no
+        longer than to keep it."""
+        return self.target.has_lane_masks and self.matrix.keep == "b" and len(self.written) == 1
+
     def _finish_registers(
-        self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], top: Value, left: Value
+        self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], top: Value, left: Value, end: Value | None = None
     ) -> list[Value]:
-        """The rest of the kernel on a whole tile of sums."""
+        """The rest of the kernel on a whole tile of sums, or on its columns before `end`."""
         local = dict(env)
         digit = self._bind(b, local, self.b.indices, self.written, left)
-        local[self.b.indices[-1]] = self.index_tile(b, digit, 1, self.matrix.nr)
+        columns = local[self.b.indices[-1]] = self.index_tile(b, digit, 1, self.matrix.nr)
+        masks = [Condition(b.op("lt", columns, b.like(end, columns)), edge=True)] if end is not None else []
         local.update(dict.fromkeys(self.a.indices, b.index(0)))
         for number, row in enumerate(sums):
             own = {**local, self.a.indices[-1]: b.add(top, b.index(number)), self.found.reduction.results[0]: row}
-            self.ops(b, self._rest(), own, [])
+            self.ops(b, self._rest(), own, list(masks))
         return []
 
     def _writes_vectors(self, rest: Sequence[Op]) -> bool:
@@ -150,12 +158,15 @@ class PanelResults(RowsInPlace):
         # Functions are long chains of ops: several vectors side by side keep a CPU busy.
         widths = (s.nr, self.lanes) if s.nr > self.lanes and has_functions(rest) else (self.lanes,)
 
+        extents = self.a.extents
+        if self._are_places(rest, self.a.indices, extents):
+            extents = (*(ONE for _ in extents[1:]), product(extents))
+
         def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
             shift = at.sub(base, across[0])
 
-            def by_row(inner: Builder, row: Value) -> list[Value]:
-                local = {**env, **dict(zip(self.b.indices, digits, strict=False))}
-                self._bind(inner, local, self.a.indices, self.a.extents, inner.add(down[0], row))
+            def by_row(inner: Builder, row: Value, *place: Value) -> list[Value]:
+                local = {**env, **dict(zip(self.b.indices, digits, strict=False)), **dict(zip(self.a.indices, place, strict=True))}
 
                 def some(deep: Builder, place: Value, width: int) -> list[Value]:
                     own = {**local, self.b.indices[-1]: self._several(deep, place, width)}
@@ -165,9 +176,9 @@ class PanelResults(RowsInPlace):
                     return []
 
                 self._strips_of(inner, low, high, widths, some, again)
-                return []
+                return count_up(inner, place, extents)
 
-            at.for_(at.index(0), rows, at.index(1), [], by_row, name="row")
+            at.for_(at.index(0), rows, at.index(1), self._apart(at, down[0], extents), by_row, name="row")
 
         self._segments(b, self.written, self.limit, across[0], end, segment)
         return []

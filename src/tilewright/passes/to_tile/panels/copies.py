@@ -399,10 +399,10 @@ class PanelCopies(ColumnsInPlace):
 
     def _copies_on_the_way(self) -> bool:
         """Whether the first panel of rows reads columns where they lie and leaves their copies for the others: copying then costs next to nothing, where a
-        CPU has registers for all the addresses."""
+        CPU has registers for all the addresses, or multiplies long vectors."""
         side = self.b
         return (
-            self.target.name.startswith("aarch64")
+            (self.target.name.startswith("aarch64") or self.target.vector_bytes == LINE)
             and self.matrix.to_tile == "lower_contraction_cpu"
             and self.matrix.keep == "b"
             and side.along_side

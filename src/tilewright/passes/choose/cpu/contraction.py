@@ -42,7 +42,7 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[C
     plain = not found.batch and len(found.m) == len(found.n) == 1
     # The pixels of a convolution, several indices, are many more than its channels.
     keep = "a" if len(found.n) > len(found.m) else "b"
-    rows, vectors = register_tile(target, plain) if plain else _fitted(found, target, keep, lanes)
+    rows, vectors = register_tile(target) if plain else _fitted(found, target, keep, lanes)
     nr = vectors * lanes
     # Rows that are read where they lie come from far: the longer a stretch of the sum, the less often. Padded copies have no guards.
     lie = keep == "b" and not target.max_local and rows_lie(found.unguarded(), nr)
@@ -65,7 +65,7 @@ def _fitted(found: Contraction, target: Target, keep: str, lanes: int) -> tuple[
     """Rows and vectors of a tile for as many filters as a kernel has, where these are few."""
     filters = found.size(found.m if keep == "a" else found.n).constant
     if not filters or filters > SMALL_EXTENT:
-        return register_tile(target, False)
+        return register_tile(target)
     return fitted_tile(target, filters) if keep == "a" else fitted_columns(target, lanes, filters)
 
 

@@ -14,7 +14,8 @@ from bench.families import convolutions
 
 import tilewright as tw
 from tilewright.ir.emulator import run_program
-from tilewright.ir.types import Tensor
+from tilewright.ir.nodes import walk
+from tilewright.ir.types import Tensor, Tile
 
 
 def convolution(p: int, d: int = 1) -> tw.Kernel[..., Any]:
@@ -102,3 +103,35 @@ def test_images_without_a_frame_have_one_place_for_each_step() -> None:
         (image,) = (p for p in call.kernel.params if p.name == "x")
         assert isinstance(image.type, Tensor) and image.type.rank == rank, target
     np.testing.assert_allclose(inside(x, w), wanted(x, w, 0), rtol=1e-4, atol=1e-4)
+
+
+@tw.kernel
+def scaled_and_added(x: tw.Array, w: tw.Array, before: tw.Array, scale: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters, _, kh, kw = w.shape
+    out = tw.empty((n, filters, height - kh + 1, width - kw + 1), x.dtype)
+    for b, o, i, j in tw.grid(n, filters, height - kh + 1, width - kw + 1):
+        total = tw.f32(0)
+        for c in range(channels):
+            for k in range(kh):
+                for m in range(kw):
+                    total += x[b, c, i + k, j + m] * w[o, c, k, m]
+        out[b, o, i, j] = max(total * scale[o] + before[b, o, i, j], 0.0)
+    return out
+
+
+@pytest.mark.parametrize("width", [3, 6, 9, 15, 19])
+def test_what_follows_the_sum_reads_and_writes_the_elements_of_its_row_alone(width: int) -> None:
+    """The row's results are less than a vector: they are one under a mask. What lies beside them is another thread's."""
+    x, w, scale = numbers(2, 3, 8, width), numbers(14, 3, 3, 3), numbers(14)
+    before = numbers(2, 14, 6, width - 2)
+    before[0, 3, 2, 0] = np.nan
+    exact = np.maximum(wanted(x, w, 0) * scale[:, None, None].astype(np.float64) + before, 0.0)
+    np.testing.assert_allclose(scaled_and_added(x, w, before, scale), exact, rtol=1e-4, atol=1e-4)
+    tile = scaled_and_added.stages(x, w, before, scale, target="x86-64-avx512").stages.tile
+    (out,) = run_program(tile, {"x": x, "w": w, "before": before, "scale": scale}).values()
+    np.testing.assert_allclose(out, exact, rtol=1e-4, atol=1e-4)
+    for call in tile.calls:
+        result = next(p for p in call.kernel.params if p.name == "out")
+        stores = [op for op in walk(call.kernel.body) if op.opcode == "store" and op.operands[0] is result]
+        assert stores and all(isinstance(op.operands[-2 if op.attrs.get("masked") else -1].type, Tile) for op in stores), "no result is written alone"

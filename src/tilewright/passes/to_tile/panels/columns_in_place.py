@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilewright.analysis.affine import Affine
+from tilewright.base.dtypes import i32
 from tilewright.base.sizes import ONE, ZERO
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
@@ -255,8 +256,12 @@ class ColumnsInPlace(PanelSteps):
         is written once. Columns behind the last are zero."""
         side, load = self.b, self.b.factor.load
         assert load is not None
-        zero, lane = b.index(0), self.index_tile(b, b.index(0), 1, self.lanes)
+        # Masks of 32 bits for each lane are one instruction, those of 64 three; loads and merges have the same ones.
+        zero, lane = b.index(0), b.cast(self.index_tile(b, b.index(0), 1, self.lanes), i32)
         origin, length = self._load_indices(b, env, {}, {}), b.index(side.copied_extents[-1])
+
+        def bound(number: Value) -> Value:
+            return b.like(b.cast(b.op("min", number, b.index(self.lanes)), i32), lane)
 
         def pieces(left: Value) -> list[tuple[list[Value], Value]]:
             """Where the first lane of each row would be read, and which lanes are."""
@@ -266,9 +271,9 @@ class ColumnsInPlace(PanelSteps):
                 digits = self._apart(b, b.add(left, begin), side.copied_extents)
                 *outer, last = self._load_indices(b, env, {}, dict(zip(side.copied, digits, strict=True)))
                 stop = b.sub(b.add(begin, length), digits[-1])
-                lanes = b.op("lt", lane, b.like(b.op("min", stop, inside), lane))
+                lanes = b.op("lt", lane, bound(b.op("max", zero, b.op("min", stop, inside))))
                 if found:
-                    lanes = b.logical_and(lanes, b.op("ge", lane, b.like(begin, lane)))
+                    lanes = b.logical_and(lanes, b.op("ge", lane, bound(begin)))
                 here = [*outer, b.sub(last, begin)]
                 found.append(([b.sub(v, origin[p]) if p in self.placed else v for p, v in enumerate(here)], lanes))
                 begin = stop

@@ -249,8 +249,9 @@ class InPlaceProduct(PanelResults):
         self.ops(b, [op for op in side.ops if op is not load], local, [])
         b.multi("prefetch", *(local[value] for value in load.operands))
 
-    def _sums_at(self, b: Builder, tile: Value, row: Value, columns: Value) -> Value:
-        return b.op("load", self.sums, b.add(tile, row), columns)
+    def _sums_at(self, b: Builder, tile: Value, row: Value, columns: Value, inside: Value | None = None) -> Value:
+        where = (self.sums, b.add(tile, row), columns)
+        return b.op("load", *where) if inside is None else b.op("load", *where, inside, masked=True)
 
     def _local(self, b: Builder, name: str, shape: Sequence[int]) -> Value:
         return local_array(b, name, shape, self.dtype)

@@ -125,6 +125,10 @@ class PanelResults(RowsInPlace):
         longer than to keep it."""
         return self.target.has_lane_masks and self.matrix.keep == "b" and len(self.written) == 1
 
+    def _masks_rows(self, rest: Sequence[Op]) -> bool:
+        """Whether the few results that a short row has of a tile are written as a vector with a mask."""
+        return self.target.has_lane_masks and self._writes_vectors(rest) and not has_functions(rest) and not any(op.regions for op in rest)
+
     def _finish_registers(
         self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], top: Value, left: Value, end: Value | None = None
     ) -> list[Value]:
@@ -175,7 +179,16 @@ class PanelResults(RowsInPlace):
                     self.ops(deep, rest, own, [])
                     return []
 
-                self._strips_of(inner, low, high, widths, some, again)
+                def few(deep: Builder, place: Value) -> list[Value]:
+                    columns = self.index_tile(deep, place, 1, self.lanes)
+                    inside = deep.op("lt", columns, deep.like(high, columns))
+                    own = {**local, self.b.indices[-1]: columns}
+                    where_in = self.index_tile(deep, deep.add(shift, place), 1, self.lanes)
+                    own.update((op.result, self._sums_at(deep, tile, row, where_in, inside)) for op, tile in sums.items())
+                    self.ops(deep, rest, own, [Condition(inside, edge=True)])
+                    return []
+
+                self._strips_of(inner, low, high, widths, some, again, few if self._masks_rows(rest) else None)
                 return count_up(inner, place, extents)
 
             at.for_(at.index(0), rows, at.index(1), self._apart(at, down[0], extents), by_row, name="row")
@@ -187,9 +200,9 @@ class PanelResults(RowsInPlace):
         """Each sum of the kernel, and where its tile is; `where` is that of the first."""
         return {self.found.reduction: where}
 
-    def _sums_at(self, b: Builder, tile: Value, row: Value, columns: Value) -> Value:
-        """Sums of a row of the tile at `tile`."""
-        return b.op("load", self.sums, tile, row, columns)
+    def _sums_at(self, b: Builder, tile: Value, row: Value, columns: Value, inside: Value | None = None) -> Value:
+        """Sums of a row of the tile at `tile`; nothing is read but what is `inside`."""
+        return b.op("load", self.sums, tile, row, columns) if inside is None else b.op("load", self.sums, tile, row, columns, inside, masked=True)
 
 
 def has_functions(ops: Sequence[Op]) -> bool:

@@ -105,9 +105,10 @@ class PanelSteps(LoopLowering):
 
     def _strips_of(
         self, b: Builder, low: Value, high: Value, widths: Sequence[int], some: Callable[[Builder, Value, int], Sequence[Value]],
-        again: bool,
+        again: bool, masked: Callable[[Builder, Value], Sequence[Value]] | None = None,
     ) -> None:  # fmt: skip
-        """Walk low..high in vectors. With `again`, what is left over is done by a vector that ends there and repeats a few elements."""
+        """Walk low..high in vectors. With `again`, what is left over is done by a vector that ends there and repeats a few elements. What is shorter than a vector is one
+        with a mask, where `masked` makes one; else it is done element by element."""
         one, lanes = b.index(1), b.index(widths[-1])
 
         def vectors(at: Builder) -> list[Value]:
@@ -132,7 +133,10 @@ class PanelSteps(LoopLowering):
             return []
 
         def singles(at: Builder) -> list[Value]:
-            at.for_(low, high, one, [], lambda inner, k: some(inner, k, 1), name="c")
+            if masked is not None:
+                at.for_(low, high, lanes, [], masked, name="c")
+            else:
+                at.for_(low, high, one, [], lambda inner, k: some(inner, k, 1), name="c")
             return []
 
         if again:

@@ -9,12 +9,10 @@ from types import MappingProxyType
 from tilewright.base.artifact import Launch, MapParam
 from tilewright.base.target import Target
 from tilewright.codegen.llvm import native
-from tilewright.codegen.nvptx.emitter import kernel_needs, nvptx_function
+from tilewright.codegen.nvptx.emitter import kernel_needs, nvptx_function, ptx_needed
 from tilewright.codegen.nvptx.grid import is_cooperative
-from tilewright.codegen.nvptx.report import assertions
-from tilewright.codegen.nvptx.simt import ptx_needed
 from tilewright.codegen.registry import Backend, ProgramText, entry_name, register_backend
-from tilewright.ir.needs import cluster_of
+from tilewright.ir.needs import assertions, cluster_of
 from tilewright.ir.nodes import Stage
 from tilewright.ir.program import KernelCall, Program
 

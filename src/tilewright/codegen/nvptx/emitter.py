@@ -74,12 +74,13 @@ class Needs:
 
 def kernel_needs(kernel: Kernel) -> Needs:
     """What a launch of the thread-stage kernel must bring, in the order of its parameters."""
-    maps = tuple(dict.fromkeys(_map_of(kernel, op) for op in walk(kernel.body) if op.opcode == "tensor_map"))
+    maps = tuple(dict.fromkeys(map_of(kernel, op) for op in walk(kernel.body) if op.opcode == "tensor_map"))
     _, shared = shared_places(kernel)
     return Needs(shared if _is_dynamic(kernel, shared) else 0, maps)
 
 
-def _map_of(kernel: Kernel, op: Op) -> Map:
+def map_of(kernel: Kernel, op: Op) -> Map:
+    """The map that an op stands for."""
     if op.operands[0] not in kernel.params:
         raise CompilerBug.at("TW040", "a map of a tensor that is no parameter", op.span)
     type_ = op.results[0].type
@@ -226,7 +227,7 @@ class _NvptxDialect:
     def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
         self._require(op)
         if op.opcode == "tensor_map":
-            return [f"%map{self.needs.maps.index(_map_of(self.kernel, op))}"]
+            return [f"%map{self.needs.maps.index(map_of(self.kernel, op))}"]
         if op.opcode in _MATRIX:
             from tilewright.codegen.nvptx.matrix import HANDLERS
 

@@ -32,10 +32,10 @@ _WHOLE = (i32, i64, u32, u64)
 
 def share_alike(program: Program) -> Program:
     """The program whose phases know what they have in common."""
-    found: dict[object, list[tuple[int, _Form]]] = {}
+    found: dict[object, list[tuple[int, _KernelForm]]] = {}
     for position, call in enumerate(program.calls):
         if "phase_of" in call.kernel.attrs:
-            form = _Form(call.kernel)
+            form = _KernelForm(call.kernel)
             found.setdefault(form.key, []).append((position, form))
     calls, first = list(program.calls), 0
     for alike in found.values():
@@ -60,7 +60,7 @@ def _share(calls: list[KernelCall], positions: Sequence[int], numbers: Sequence[
     return len(names)
 
 
-class _Form:
+class _KernelForm:
     """What a kernel is but for its name, the number of its phase, and whole numbers; and these."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -112,7 +112,7 @@ def _whole(op: Op) -> DType | None:
 
 
 def _with_sizes(kernel: Kernel, wanted: Sequence[Size | None]) -> Kernel:
-    """The kernel with sizes in place of some of the numbers that `_Form` finds."""
+    """The kernel with sizes in place of some of the numbers that `_KernelForm` finds."""
     left, whole = iter(wanted), dict[Value, DType]()
 
     def block(old: Block) -> Block:

@@ -162,6 +162,6 @@ def parse(log: str) -> Assembled:
         if "bytes stack frame" in line:
             numbers["stack"] += int(words[0])
             numbers["spill"] += int(words[4]) + int(words[8])
-        if "registers" in words:
+        if "registers" in words and "Used" in words:
             registers.append(int(words[words.index("registers") - 1]))
     return Assembled(log, numbers["spill"], numbers["stack"], tuple(registers))

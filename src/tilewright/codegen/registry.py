@@ -10,7 +10,7 @@ In: a `Target`. Out: its `Backend`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.base.artifact import Artifact, Launch
 from tilewright.base.errors import TargetLimit
@@ -69,8 +69,9 @@ class Backend:
     """The assembly of such a text, where the code itself is no text."""
     uses: Callable[[bytes], Mapping[str, CodeUse]] | None = None
     """What the kernels of such code take, by their entries, where the code says it."""
-    shares: bool = False
-    """Whether its text has a kernel that several calls name once (`first_calls`)."""
+    entries: Callable[[Program], Sequence[int]] = lambda program: range(len(program.calls))
+    """For each call, the position of the one whose entry it launches: `first_calls` where the text has a kernel that several calls name once, `first_alike`
+    where it has what they have in common (`KernelCall.common`) once."""
     finish_apart: Callable[[Target], tuple[str, ...]] | None = None
     """For a `finish` that may end its process: `module:function` that does the same in another one, and what it takes after the text."""
 
@@ -95,6 +96,12 @@ def first_calls(program: Program) -> list[int]:
     """For each call, the position of the first one of its kernel."""
     found: dict[int, int] = {}
     return [found.setdefault(id(call.kernel), position) for position, call in enumerate(program.calls)]
+
+
+def first_alike(program: Program) -> list[int]:
+    """For each call, the position of the first one with the kernel that it has in common with others; of a call that has nothing in common its own."""
+    found: dict[int, int] = {}
+    return [found.setdefault(id(call.common.kernel), n) if call.common is not None else n for n, call in enumerate(program.calls)]
 
 
 def entry_name(program: Program, position: int) -> str:

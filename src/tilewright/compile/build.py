@@ -8,7 +8,7 @@ generation is covered by tests on every target. Anything else is compiled in a s
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.work import per_block
@@ -17,7 +17,7 @@ from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, Sc
 from tilewright.base.levels import DEFAULT
 from tilewright.base.sizes import Size, number_name, product
 from tilewright.base.target import Target
-from tilewright.codegen.registry import Backend, backend_for, entry_name, first_calls
+from tilewright.codegen.registry import Backend, backend_for, entry_name
 from tilewright.ir.needs import free_values
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops import OPS
@@ -59,7 +59,8 @@ def describe_program(
     for call in program.calls:
         facts.update(call.kernel.facts)
     in_place = {a.name for a in program.input_arrays if a.role == "inout"}
-    positions = first_calls(program) if backend_for(target).shares else range(len(program.calls))
+    positions = backend_for(target).entries(program)
+    numbers = _common_numbers(program, positions)
     return Artifact(
         name=program.name,
         target=target.name,
@@ -68,24 +69,34 @@ def describe_program(
         inputs=tuple(_array(a) if isinstance(a, ProgramArray) else ScalarParam(a.name, a.dtype, a.name in typed) for a in program.inputs),
         outputs=tuple(_array(a) for a in program.outputs),
         scratch=tuple(_array(a) for a in program.scratch),
-        launches=tuple(_launch(entry_name(program, position), call, target, in_place) for position, call in zip(positions, program.calls, strict=True)),
+        launches=tuple(_launch(entry_name(program, position), call, target, in_place, numbers) for position, call in zip(positions, program.calls, strict=True)),
         bindings=tuple(SizeBinding(b.name, b.array, b.axis, b.stride) for b in program.bindings()),
         checks=tuple(
             CallCheck(c.left, c.relation, c.right, c.message, c.span.places() if c.span.line else "", c.span.excerpt(), c.code)
             for c in program.checks
         ),
         facts=tuple(sorted(facts.items())),
-        computed=program.computed,
+        computed=(*program.computed, *((name, size) for size, name in numbers.items())),
         sites=program.sites,
         alias_safe=alias_safe,
         key=key,
     )  # fmt: skip
 
 
-def _launch(entry: str, call: KernelCall, target: Target, in_place: Collection[str]) -> Launch:
-    kernel = call.kernel
+def _common_numbers(program: Program, positions: Sequence[int]) -> dict[Size, str]:
+    """Names for the numbers of calls that launch what they have in common with others."""
+    if len(set(positions)) == len(positions):
+        return {}
+    sizes = dict.fromkeys(size for call in program.calls if call.common is not None for size in call.common.numbers.values())
+    return {size: f"number${n}" for n, size in enumerate(sizes)}
+
+
+def _launch(entry: str, call: KernelCall, target: Target, in_place: Collection[str], numbers: Mapping[Size, str]) -> Launch:
+    kernel, common, sizes = call.kernel, call.common, call.kernel.size_names
+    if common is not None and numbers:
+        sizes = tuple(numbers[common.numbers[name]] if name in common.numbers else name for name in common.kernel.size_names)
     place = kernel.span.place() if kernel.span.line else ""
-    plain = Launch(entry, call.args, kernel.size_names, kernel.grid, kernel.threads, 0, _work(call, in_place), place=place)
+    plain = Launch(entry, call.args, sizes, kernel.grid, kernel.threads, 0, _work(call, in_place), place=place)
     limit = kernel.attrs.get("watchdog", 0)
     if isinstance(limit, int) and limit:
         plain = replace(plain, watchdog=limit)

@@ -32,6 +32,7 @@ from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.host.interpreter import abi_key
 from tilewright.compile.collection import no_collection
 from tilewright.compile.store import STORE
+from tilewright.compile.tuning_folder import may_have_tables
 from tilewright.runtime.core import machine_code
 from tilewright.runtime.cpu import pool as cpu_pool
 from tilewright.tree import syntax
@@ -449,6 +450,8 @@ def is_loops(schedule: str) -> bool:
 def _with_tuned_loops(function: Function, signature: Signature, target: Target) -> Signature:
     """The signature with the schedule of loops that was measured to be fastest; as it is where nothing was."""
     if signature.schedule or signature.launches:
+        return signature
+    if not may_have_tables():
         return signature
     from tilewright.compile import tuning
 

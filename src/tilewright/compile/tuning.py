@@ -31,13 +31,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.base import environment
 from tilewright.base.errors import UserError
 from tilewright.base.forks import fork_safe_lock
-from tilewright.base.private_files import TEMPORARY, PrivateFolder, UnsafeFile, cache_root, say_once
+from tilewright.base.private_files import TEMPORARY, PrivateFolder, UnsafeFile, say_once
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.compile.directory_lock import directory_lock
+from tilewright.compile.tuning_folder import enabled, folder, opened
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec
 
@@ -263,10 +263,8 @@ class TuningStore:
     def __init__(self, root: Path | None = None) -> None:
         self._known: dict[str, TuningTable | None] = {}
         self._lock = fork_safe_lock()
-        self.directory: Path | None = None
-        if root is not None or environment.is_on("TILEWRIGHT_CACHE"):
-            with contextlib.suppress(RuntimeError):  # no home directory
-                self.directory = (root or cache_root()) / "tuning"
+        self.directory = folder(root)
+        opened()
 
     def path(self, key: str) -> Path | None:
         """Where the table of a kernel is kept; None when it is not kept on disk."""
@@ -386,10 +384,6 @@ def look_up(key: str) -> TuningTable | None:
 def has_any() -> bool:
     """Whether there may be tables at all."""
     return enabled() and store().is_used()
-
-
-def enabled() -> bool:
-    return environment.is_on("TILEWRIGHT_TUNING")
 
 
 def _pack(key: str, table: TuningTable) -> str:

@@ -24,6 +24,7 @@ from tilewright.base.target import Target
 from tilewright.compile import tuning
 from tilewright.compile.driver import Signature, compile_kernel, compiler_version, contraction_schedules, loop_schedules
 from tilewright.compile.tuning import Extents
+from tilewright.compile.tuning_folder import enabled
 from tilewright.execute.arrays import to_device
 from tilewright.execute.calls.arguments import ReadArgument
 from tilewright.execute.calls.callable_kernel import TunableKernel
@@ -91,7 +92,7 @@ def _is_tunable(kernel: TunableKernel | Callable[..., object]) -> TypeGuard[Tuna
 
 def ensure_tuned(function: Function, values: Mapping[str, object], device: Device, precision: str, budget: float = 30.0) -> bool:
     """Tune unless it was done before for these extents; whether anything was measured. For `kernel(..., tune=True)`."""
-    if kind_of(device).simulated or not tuning.enabled():
+    if kind_of(device).simulated or not enabled():
         return False
     runner = Runner(function, precision)
     arguments = runner.arguments(values, device.target.is_gpu)

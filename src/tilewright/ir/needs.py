@@ -56,6 +56,11 @@ def feature_of(op: Op) -> str:
     return FEATURES.get(op.opcode, "")
 
 
+def assertions(kernel: Kernel) -> list[Op]:
+    """The kernel's assertions, in the order of their numbers."""
+    return [op for op in walk(kernel.body) if op.opcode == "assert"]
+
+
 def cluster_of(kernel: Kernel) -> int:
     """Blocks of one of the kernel's clusters."""
     cluster = kernel.attrs.get("cluster", 1)

@@ -25,8 +25,8 @@ from tilewright.base.dtypes import bf16, f32, i32, u32, u64
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import parse_target
 from tilewright.codegen.llvm.native import emit_assembly
-from tilewright.codegen.nvptx.emitter import nvptx_function
-from tilewright.codegen.nvptx.simt import ptx_needed
+from tilewright.codegen.nvptx import simt
+from tilewright.codegen.nvptx.emitter import SIMT, nvptx_function, ptx_needed
 from tilewright.compile.build import build_artifact, llvm_text
 from tilewright.compile.serial import deserialise, serialise
 from tilewright.ir.nodes import Kernel, walk
@@ -231,3 +231,9 @@ def test_other_blocks_are_reached_through_the_cluster() -> None:
     ptx = ptx_of(CASES["bulk_copies"].kernel)
     assert "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" in ptx
     assert "cp.async.bulk.global.shared::cta.bulk_group" in ptx
+
+
+def test_ops_of_explicit_kernels_are_named_where_they_are_asked_for() -> None:
+    """The code generator loads what writes them for kernels that have one."""
+    assert simt.HANDLERS.keys() | simt.BETTER.keys() | simt.FAST.keys() == SIMT
+    assert not simt.FAST.keys() & (simt.HANDLERS.keys() | simt.BETTER.keys())

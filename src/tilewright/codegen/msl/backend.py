@@ -32,4 +32,4 @@ def launch(plain: Launch, call: KernelCall, target: Target) -> Launch:
     return replace(plain, values=kernel_sizes(call.kernel)) if call.kernel.stage is Stage.THREAD else plain
 
 
-register_backend(Backend("msl", "msl", write, lambda text, target: text.encode(), ops=KNOWN, launch=launch, shares=True))
+register_backend(Backend("msl", "msl", write, lambda text, target: text.encode(), ops=KNOWN, launch=launch, entries=first_calls))

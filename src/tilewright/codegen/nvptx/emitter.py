@@ -18,17 +18,7 @@ from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.codegen.llvm.constants import initialiser
 from tilewright.codegen.llvm.emitter import FunctionWriter, intrinsic, literal, llvm_type, memory_type
-from tilewright.codegen.nvptx import (
-    cache as nvptx_cache,
-)
-from tilewright.codegen.nvptx import (
-    grid as nvptx_grid,
-)
-from tilewright.codegen.nvptx import (
-    simt as nvptx_simt,
-)
-from tilewright.codegen.nvptx.masked import masked_load, masked_store
-from tilewright.codegen.nvptx.ordinary import ordinary
+from tilewright.codegen.nvptx import grid as nvptx_grid
 from tilewright.codegen.nvptx.watchdog import Watchdog
 from tilewright.ir.needs import alignment, cluster_of, element_count, feature_of, shared_places
 from tilewright.ir.nodes import Kernel, Op, Value, walk
@@ -44,6 +34,14 @@ PTX_REQUIRED = {"tma": 80, "mbarrier": 80, "cluster": 78, "wgmma": 80, "setmaxnr
 """The PTX version, times ten, that spells a feature's instructions; LLVM ends the process where it is lower."""
 _MATRIX = frozenset(row.name for row in DEFINITIONS)
 """Ops of which `codegen.nvptx.matrix` has most; kernels without them do without it."""
+SIMT = frozenset({
+    "bulk_load", "bulk_store", "store_remote", "atomic_remote", "atomic", "atomic_load", "atomic_store", "warp_sync", "shuffle", "vote", "match", "redux",
+    "barrier_reduce", "active_mask", "lane_id", "warp_id", "print", "assert", "report", "lane_mask", "clock", "global_timer", "nanosleep", "byte_perm", "dp4a",
+    "sin_approx", "cos_approx", "log2_approx", "sqrt_approx", "rsqrt_approx", "div_approx",
+})  # fmt: skip
+"""Ops of `codegen.nvptx.simt`; kernels without them do without it."""
+_OF_VERSIONS = frozenset({"atomic", "atomic_load", "atomic_store", "mma"})
+"""Ops that some versions of PTX do not have, beside accesses that say something of caches."""
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory a kernel may have without asking for them at the launch."""
 
@@ -76,12 +74,13 @@ class Needs:
 
 def kernel_needs(kernel: Kernel) -> Needs:
     """What a launch of the thread-stage kernel must bring, in the order of its parameters."""
-    maps = tuple(dict.fromkeys(_map_of(kernel, op) for op in walk(kernel.body) if op.opcode == "tensor_map"))
+    maps = tuple(dict.fromkeys(map_of(kernel, op) for op in walk(kernel.body) if op.opcode == "tensor_map"))
     _, shared = shared_places(kernel)
     return Needs(shared if _is_dynamic(kernel, shared) else 0, maps)
 
 
-def _map_of(kernel: Kernel, op: Op) -> Map:
+def map_of(kernel: Kernel, op: Op) -> Map:
+    """The map that an op stands for."""
     if op.operands[0] not in kernel.params:
         raise CompilerBug.at("TW040", "a map of a tensor that is no parameter", op.span)
     type_ = op.results[0].type
@@ -93,6 +92,15 @@ def _map_of(kernel: Kernel, op: Op) -> Map:
         kernel.params.index(op.operands[0]), type_.dtype, shape, strides, type_.box, type_.swizzle, type_.pixels, lower, upper,
         tuple(x for x in steps if isinstance(x, int)), bool(op.attrs.get("round")),
     )  # fmt: skip
+
+
+def ptx_needed(kernel: Kernel, target: Target) -> int:
+    """The PTX version, times ten, without which the kernel's ops cannot be spelled; 0 where any will do."""
+    if kernel.opcodes.isdisjoint(_OF_VERSIONS) and not any("cache" in op.attrs or "prefetch" in op.attrs for op in walk(kernel.body)):
+        return 0
+    from tilewright.codegen.nvptx.simt import ptx_version
+
+    return max(ptx_version(op, target) for op in walk(kernel.body))
 
 
 def _sizes(op: Op, name: str) -> tuple[Size, ...]:
@@ -178,13 +186,20 @@ class _NvptxDialect:
             assert isinstance(size, Size)
             return w.let(f'call i64 asm "mov.b64 $0, $1;", "=l,l"(i64 {w.sizes[size]})')
         if op.opcode == "load" and "cache" in op.attrs:
-            return nvptx_cache.load(w, op, operands, self.target, op.operands[0] in self.written)
+            from tilewright.codegen.nvptx import cache
+
+            return cache.load(w, op, operands, self.target, op.operands[0] in self.written)
         if op.opcode in ("min", "max") and dtype_of(op.operands[0].type).is_float:
             return self._extreme(w, op, operands)
         if op.opcode in ("div", "sqrt") and "ordinary" in op.attrs:
+            from tilewright.codegen.nvptx.ordinary import ordinary
+
             return ordinary(w, op, operands)
-        if op.opcode in nvptx_simt.BETTER:
-            return nvptx_simt.BETTER[op.opcode](w, op, operands)
+        if op.opcode in SIMT:
+            from tilewright.codegen.nvptx.simt import BETTER
+
+            if op.opcode in BETTER:
+                return BETTER[op.opcode](w, op, operands)
         if not operands or dtype_of(op.operands[0].type) is not f32:
             return None
         if op.opcode == "div" and "narrow" in op.attrs:
@@ -212,20 +227,29 @@ class _NvptxDialect:
     def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
         self._require(op)
         if op.opcode == "tensor_map":
-            return [f"%map{self.needs.maps.index(_map_of(self.kernel, op))}"]
+            return [f"%map{self.needs.maps.index(map_of(self.kernel, op))}"]
         if op.opcode in _MATRIX:
             from tilewright.codegen.nvptx.matrix import HANDLERS
 
             if op.opcode in HANDLERS:
                 return HANDLERS[op.opcode](w, op, operands)
-        simt = nvptx_simt.HANDLERS.get(op.opcode)
-        if simt is not None:
-            return simt(w, op, operands, self.target)
+        if op.opcode in SIMT:
+            from tilewright.codegen.nvptx import simt
+
+            if op.opcode in simt.FAST:
+                return [self._elementwise(w, op, operands, simt.FAST[op.opcode])]
+            return simt.HANDLERS[op.opcode](w, op, operands, self.target)
         if op.opcode == "store" and op.attrs.get("masked"):
+            from tilewright.codegen.nvptx.masked import masked_store
+
             return masked_store(w, op, operands)
         if op.opcode == "store":
-            return nvptx_cache.store(w, op, operands, self.target)
+            from tilewright.codegen.nvptx import cache
+
+            return cache.store(w, op, operands, self.target)
         if op.opcode == "load" and op.attrs.get("masked"):
+            from tilewright.codegen.nvptx.masked import masked_load
+
             return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])), ordered=bool(op.attrs.get("early")) or op.operands[0] not in self.unwritten)]
         if op.opcode == "program_id":
             return [self._register(w, "ctaid", op)]
@@ -266,8 +290,6 @@ class _NvptxDialect:
             return [self._elementwise(w, op, operands, "llvm.nvvm.ex2.approx.ftz.f32")]
         if op.opcode == "rcp_approx":
             return [self._elementwise(w, op, operands, "llvm.nvvm.rcp.approx.ftz.f")]
-        if op.opcode in nvptx_simt.FAST:
-            return [self._elementwise(w, op, operands, nvptx_simt.FAST[op.opcode])]
         if op.opcode == "tanh_approx":
             # LLVM has no intrinsic for it.
             return [self._elementwise(w, op, operands, 'asm "tanh.approx.f32 $0, $1;", "=f,f"')]

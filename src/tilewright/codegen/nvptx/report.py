@@ -16,17 +16,13 @@ from tilewright.base.errors import TargetLimit
 from tilewright.base.target import Target
 from tilewright.codegen.llvm.emitter import FunctionWriter
 from tilewright.codegen.llvm.printf import promoted, text_constant
-from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.needs import assertions
+from tilewright.ir.nodes import Op
 from tilewright.ir.types import dtype_of
 
 _SPACE = " addrspace(1)"
 """Texts lie in global memory."""
 _FENCE = 'call void asm sideeffect "fence.sc.sys;", "~{memory}"()'
-
-
-def assertions(kernel: Kernel) -> list[Op]:
-    """The kernel's assertions, in the order of their numbers."""
-    return [op for op in walk(kernel.body) if op.opcode == "assert"]
 
 
 def print_text(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -> Sequence[str]:

@@ -25,7 +25,7 @@ from tilewright.codegen.nvptx.atomics import (
     remote_place,
 )
 from tilewright.codegen.nvptx.report import assert_true, print_text, report_index
-from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.nodes import Op
 from tilewright.ir.types import Tensor, dtype_of
 
 Handler = Callable[[FunctionWriter, Op, Sequence[str], Target], Sequence[str]]
@@ -41,14 +41,10 @@ FAST = {
 """Intrinsics of f32, element by element."""
 
 
-def ptx_needed(kernel: Kernel, target: Target) -> int:
-    """The PTX version, times ten, without which the kernel's ops cannot be spelled; 0 where any will do."""
-    needed = [0]
-    for op in walk(kernel.body):
-        needed += [nvptx_atomic.ptx_version(op, target), nvptx_cache.ptx_version(op)]
-        if op.opcode == "mma" and op.attrs["dtype"] in (f8e4m3, f8e5m2):
-            needed.append(_PTX_FP8)
-    return max(needed)
+def ptx_version(op: Op, target: Target) -> int:
+    """The PTX version, times ten, without which the op cannot be spelled; 0 where any will do."""
+    fp8 = op.opcode == "mma" and op.attrs["dtype"] in (f8e4m3, f8e5m2)
+    return max(nvptx_atomic.ptx_version(op, target), nvptx_cache.ptx_version(op), _PTX_FP8 if fp8 else 0)
 
 
 def _mask(operands: Sequence[str], count: int) -> tuple[str, str]:

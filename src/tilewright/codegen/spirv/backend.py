@@ -39,4 +39,4 @@ def _flavour(target: Target) -> Flavour:
 
 
 for kind in ("spirv-opencl", "spirv-vulkan"):
-    register_backend(Backend(kind, "spirv", write, lambda text, target: assemble(text), ops=KNOWN, listing=lambda text, target: text, shares=True))
+    register_backend(Backend(kind, "spirv", write, lambda text, target: assemble(text), ops=KNOWN, listing=lambda text, target: text, entries=first_calls))

@@ -47,4 +47,4 @@ def launch(plain: Launch, call: KernelCall, target: Target) -> Launch:
     return replace(plain, values=kernel_values(call.kernel), narrow=tuple(size for size in narrow if isinstance(size, Size)))
 
 
-register_backend(Backend("wgsl", "wgsl", write, lambda text, target: text.encode(), ops=KNOWN, launch=launch, shares=True))
+register_backend(Backend("wgsl", "wgsl", write, lambda text, target: text.encode(), ops=KNOWN, launch=launch, entries=first_calls))

@@ -26,6 +26,7 @@ from tilewright.base.source import Span
 from tilewright.compile import tuning
 from tilewright.compile.driver import compiler_version
 from tilewright.compile.tuning import Extents
+from tilewright.compile.tuning_folder import enabled
 from tilewright.execute.arrays import to_device
 from tilewright.execute.devices import Device, array_device, kind_of, own_memory
 from tilewright.execute.simt.arguments import bind_parameters, read_leaves, split_values
@@ -78,7 +79,7 @@ def call_chosen(kernel: ChoiceKernel, args: tuple[object, ...], named: dict[str,
         raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu'", kernel.span)
     values = _bound(kernel, args, named)
     device = kernel.choose_device(_arrays(kernel, values), asked)
-    if wanted and tuning.enabled() and not kind_of(device).simulated and not _known(kernel, values, device):
+    if wanted and enabled() and not kind_of(device).simulated and not _known(kernel, values, device):
         tune_choices(kernel, values, device)
     _configured(kernel, values, device)(**values, **extra)
 

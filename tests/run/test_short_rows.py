@@ -68,9 +68,10 @@ def test_filters_beside_whole_tiles(filters: int) -> None:
     np.testing.assert_allclose(convolution(1)(x, w), wanted(x, w, 1), rtol=1e-4, atol=1e-4)
 
 
-def test_sums_of_several_stretches() -> None:
+@pytest.mark.parametrize("filters", [9, 13, 15])
+def test_sums_of_several_stretches(filters: int) -> None:
     for p, d in ((0, 1), (2, 2)):
-        x, w = numbers(2, 149, 11, 13), numbers(15, 149, 3, 3)
+        x, w = numbers(2, 149, 11, 13), numbers(filters, 149, 3, 3)
         np.testing.assert_allclose(convolution(p, d)(x, w), wanted(x, w, p, d), rtol=1e-4, atol=1e-3)
 
 
@@ -93,6 +94,16 @@ def test_a_cpu_with_masks_merges_rows_and_reads_nothing_outside(width: int) -> N
         program = kernel.stages(x, w, target="x86-64-avx512").stages.tile
         (found,) = run_program(program, {"x": x, "w": w}).values()
         np.testing.assert_allclose(found, wanted(x, w, int(kernel is not inside)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("filters", "at_once"), [(13, True), (14, False)])
+def test_columns_of_few_filters_are_merged_as_they_are_multiplied(filters: int, at_once: bool) -> None:
+    """All filters are one tile of results: a copy would be read once."""
+    x, w = numbers(1, 3, 5, 10), numbers(filters, 3, 3, 3)
+    *_, call = inside.stages(x, w, target="x86-64-avx512").stages.tile.calls
+    rooms = {op.results[0].name for op in walk(call.kernel.body) if op.opcode == "alloc"}
+    assert ("merged" in rooms) is at_once
+    np.testing.assert_allclose(inside(x, w), wanted(x, w, 0), rtol=1e-4, atol=1e-4)
 
 
 def test_images_without_a_frame_have_one_place_for_each_step() -> None:

@@ -42,6 +42,7 @@ from tilewright.ir.nodes import Block, Kernel, Stage, Value
 from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.schedules.matrix import CpuProduct, products_of
 from tilewright.passes.to_tile.panels.active_steps import ActiveRuns, ActiveSteps, steps_left_out, without_frames
+from tilewright.passes.to_tile.panels.copies import ROWS_MERGED
 from tilewright.passes.to_tile.panels.frames import frame_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
@@ -60,6 +61,8 @@ more rows than these are no longer near."""
 SELDOM = 1
 """Panels of rows up to which columns that lie side by side are read where they lie. More of them read a copy, whose lines follow one another: it finds room in the
 nearest cache."""
+MOST_MERGED = 2
+"""Vectors along a row that are merged from short rows as they are read: masks of three rows each have room in registers."""
 COLUMN_PANELS = 16
 """Panels of columns of a block, at least, where a core computes a second one."""
 AHEAD = 8
@@ -114,6 +117,11 @@ class PanelLowering(PanelResults):
         """Whether the next tile of sums reads the second factor where it lies, and from which column on; None: it never does."""
         self.on_the_way: tuple[Value, Value] | None = None
         """Whether the next tile of sums copies its panel of columns, and from which column on; None: all panels are copied before."""
+        self.merging: tuple[Value, Value, int] | None = None
+        """Which columns the next tile of sums merges from short rows as it reads them, and of how many rows each vector; None: it reads a copy."""
+        filters = product(self.a.extents).constant
+        self.merges_once = schedule.keep == "a" and filters is not None and filters <= schedule.mr and schedule.vectors <= MOST_MERGED and self._merges_rows()
+        """Whether all rows are one tile, so that a copy of merged columns would be read once."""
         self.outside = steps_left_out(frames, found, found.n if schedule.keep == "a" else found.m) if self._lists_steps() else ()
         """What is at least 0 for steps that count, where some count for no pixel of a panel."""
 
@@ -286,11 +294,27 @@ class PanelLowering(PanelResults):
                 inner.for_(zero, self._panels_for(inner, number, inside, down, across), one, [], one_tile, name="panel")
                 return []
 
+            def merged(inner: Builder, number: Value, rows: Sequence[int]) -> list[Value]:
+                """By the fewest rows that a vector of columns can have part of, if these are few."""
+                if not rows:
+                    return panel(inner, number)
+
+                def as_it_is_read(deep: Builder) -> list[Value]:
+                    left = deep.add(across[0], deep.mul(number, deep.index(s.nr)))
+                    steps = self._steps_of_panel(deep, across, number, count)
+                    self.merging = left, deep.op("min", deep.add(left, deep.index(s.nr)), across[1]), rows[0]
+                    tile(deep, start, steps, zero, number, False)
+                    self.merging = None
+                    return []
+
+                inner.if_(self._rows_fit(inner, rows[0]), as_it_is_read, lambda deep: merged(deep, number, rows[1:]))
+                return []
+
             def either(inner: Builder, number: Value) -> list[Value]:
                 left = inner.add(across[0], inner.mul(number, inner.index(s.nr)))
                 seldom = inner.op("le", panels_down, inner.index(SELDOM))
                 there = inner.logical_and(self._in_one_run(inner, left, across[1]), seldom)
-                inner.if_(there, lambda deep: panel(deep, number, True), lambda deep: panel(deep, number))
+                inner.if_(there, lambda deep: panel(deep, number, True), lambda deep: merged(deep, number, ROWS_MERGED if self.merges_once else ()))
                 return []
 
             def whichever(inner: Builder, number: Value) -> list[Value]:
@@ -429,6 +453,8 @@ class PanelLowering(PanelResults):
         self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr), self.b.dtype)
         if self.few:
             self.dots = self._local(b, "dots", (s.mr, s.nr), self.dtype)
+        if self.merges_once:
+            self.merged = self._local(b, "merged", (s.mr, s.nr), self.dtype)
         if self._notes_places():
             self.places = self._local(b, "places", (2 if self.outside else len(self.placed), s.k), i64)
         if self.outside and not whole_a:
@@ -598,7 +624,9 @@ class PanelLowering(PanelResults):
             )
 
         done: Sequence[Value]
-        if width < s.nr or (self.in_place is None and self.on_the_way is None):  # a panel that is not full has a copy
+        if self.merging is not None:
+            done = self._multiply_merged(b, env, row, start, count, (low, high), rows)
+        elif width < s.nr or (self.in_place is None and self.on_the_way is None):  # a panel that is not full has a copy
             done = copied(b)
         elif self.on_the_way is not None:
             now, left = self.on_the_way
@@ -611,6 +639,33 @@ class PanelLowering(PanelResults):
             )
 
         return self._with_earlier(b, done, where, first, across)
+
+    def _multiply_merged(self, b: Builder, env: dict[Value, Value], row: Value, start: Value, count: Value, terms: tuple[Value, Value], rows: int) -> list[Value]:
+        """The sums of `rows` rows of a tile whose columns are merged as they are read."""
+        assert self.merging is not None
+        s, zero, lanes = self.matrix, b.index(0), self.lanes
+        vectors = range(s.vectors)
+        first, end, short_rows = self.merging
+        read = self._merging_reader(b, env, first, end, count, short_rows)
+        nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, lanes))
+
+        def step(at: Builder, k: Value, *sums: Value) -> list[Value]:
+            values = read(at, k)
+            if self.active is not None and self.place_row is not None:
+                k = at.op("load", self.active.steps, self.place_row, k)
+            following: list[Value] = []
+            for number in range(rows):
+                place = at.index(number)
+                own = at.op("load", self.rows, row, *((k, place) if self.a.along_side else (place, k)))
+                following += [at.fma(at.like(own, values[v]), values[v], sums[number * s.vectors + v]) for v in vectors]
+            return following
+
+        done = b.for_(*terms, b.index(1), [nothing] * (rows * s.vectors), step, name="k")
+        for number in range(rows):
+            for v in vectors:
+                b.multi("store", self.merged, b.index(number), self.index_tile(b, b.index(v * lanes), 1, lanes), done[number * s.vectors + v])
+        across = self.index_tile(b, zero, 1, s.nr)
+        return [b.op("load", self.merged, b.index(number), across) for number in range(rows)]
 
     def _with_earlier(self, b: Builder, sums: Sequence[Value], where: Value, first: Value, across: Value) -> list[Value]:
         """Sums of a stretch, with those of the stretches before where it is not the first."""

@@ -16,7 +16,7 @@ from tilewright.ir.nodes import Value
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.to_tile.panels.active_steps import ActiveSteps
 from tilewright.passes.to_tile.panels.frames import column_step, is_inside
-from tilewright.passes.to_tile.panels.short_rows import ROWS_APART, ShortRows, span_of
+from tilewright.passes.to_tile.panels.short_rows import ROWS_APART, ShortRows, merges_apart, span_of
 from tilewright.passes.to_tile.panels.sides import needed_ops
 from tilewright.passes.to_tile.panels.steps import PanelSteps
 
@@ -249,11 +249,20 @@ class ColumnsInPlace(PanelSteps):
         self.ops(b, needed_ops(self.found, [guard]) or (), local, [])
         return self.widen(b, local[guard], (1, self.lanes))
 
-    def _merge_rows(
-        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value, rows: int
-    ) -> list[Value]:
-        """Copy columns first..end to place `panel`, step by step of the sum: a vector is merged of what at most `rows` rows of the array have of its columns, and
-        is written once. Columns behind the last are zero."""
+    def _merges_rows(self) -> bool:
+        """Whether a vector of columns may be merged of neighbours in short rows."""
+        side = self.b
+        if self.frame or not self._masks_columns() or merges_apart(self.found, side):
+            return False
+        return self.found.access(side.factor)[-1].factor(side.copied[-1]) == ONE
+
+    def _rows_fit(self, b: Builder, rows: int) -> Value:
+        """Whether no vector of columns has part of more than `rows` rows."""
+        return b.op("ge", b.index(self.b.copied_extents[-1]), b.index(-(-self.lanes // (rows - 1))))
+
+    def _merging_reader(self, b: Builder, env: dict[Value, Value], first: Value, end: Value, count: Value, rows: int) -> Callable[[Builder, Value], list[Value]]:
+        """`read(builder, k)` gives columns first..end at a step of the sum, vector by vector: each is merged of what at most `rows` rows of the array have of its columns.
+        Columns behind the last are zero."""
         side, load = self.b, self.b.factor.load
         assert load is not None
         # Masks of 32 bits for each lane are one instruction, those of 64 three; loads and merges have the same ones.
@@ -279,15 +288,15 @@ class ColumnsInPlace(PanelSteps):
                 begin = stop
             return found
 
-        vectors = [(place, pieces(b.add(first, b.index(place)))) for place in range(0, self.matrix.nr, self.lanes)]
-
+        vectors = [pieces(b.add(first, b.index(place))) for place in range(0, self.matrix.nr, self.lanes)]
         last = b.sub(count, b.index(1))
 
-        def by_k(at: Builder, k: Value) -> list[Value]:
+        def read(at: Builder, k: Value) -> list[Value]:
             row = self._place_row(at, 0)
             step = at.op("load", self.places, row, k)
             ahead = at.op("load", self.places, row, at.op("min", at.add(k, at.index(PLACES_AHEAD)), last))
-            for place, parts in vectors:
+            values: list[Value] = []
+            for parts in vectors:
                 # What the panels before have read is near: of each vector the line in which it ends is not.
                 far = [at.add(v, ahead) if p in self.placed else v for p, v in enumerate(parts[-1][0])]
                 at.multi("prefetch", load.operands[0], *far[:-1], at.add(far[-1], at.index(self.lanes - 1)))
@@ -295,13 +304,26 @@ class ColumnsInPlace(PanelSteps):
                 for here, lanes in parts:
                     indices = [at.add(v, step) if p in self.placed else v for p, v in enumerate(here)]
                     indices[-1] = self.index_tile(at, indices[-1], 1, self.lanes)
-                    read = at.op("load", load.operands[0], *indices, lanes, masked=True)
-                    value = read if value is None else at.select(lanes, read, value)
+                    found = at.op("load", load.operands[0], *indices, lanes, masked=True)
+                    value = found if value is None else at.select(lanes, found, value)
                 assert value is not None
-                at.multi("store", self.columns, panel, k, self.index_tile(at, at.index(place), 1, self.lanes), value)
+                values.append(value)
+            return values
+
+        return read
+
+    def _merge_rows(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, count: Value, rows: int
+    ) -> list[Value]:
+        """Copy columns first..end to place `panel`, step by step of the sum: a vector is merged of its rows and is written once."""
+        read = self._merging_reader(b, env, first, end, count, rows)
+
+        def by_k(at: Builder, k: Value) -> list[Value]:
+            for number, value in enumerate(read(at, k)):
+                at.multi("store", self.columns, panel, k, self.index_tile(at, at.index(number * self.lanes), 1, self.lanes), value)
             return []
 
-        b.for_(zero, count, b.index(1), [], by_k, name="k")
+        b.for_(b.index(0), count, b.index(1), [], by_k, name="k")
         return []
 
     def _merge_apart(

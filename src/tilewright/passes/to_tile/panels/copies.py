@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.base.dtypes import i64
-from tilewright.base.sizes import ONE, Size, mod, product
+from tilewright.base.sizes import Size, mod, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
@@ -267,7 +267,7 @@ class PanelCopies(ColumnsInPlace):
             def any_length(at: Builder, rows: Sequence[int]) -> list[Value]:
                 """By the fewest rows that a vector of columns can have part of, if these are few. Rows of a few columns are as many loops as elements."""
                 if rows:
-                    fits = at.op("ge", row, at.index(-(-self.lanes // (rows[0] - 1))))
+                    fits = self._rows_fit(at, rows[0])
                     merged = lambda inner: self._merge_rows(inner, env, first, end, panel, count, rows[0])  # noqa: E731
                     return list(at.if_(fits, merged, lambda inner: any_length(inner, rows[1:])))
                 return list(
@@ -280,8 +280,7 @@ class PanelCopies(ColumnsInPlace):
 
             if merges_apart(self.found, side):
                 return self._merge_apart(b, env, first, end, panel, start, count)
-            side_by_side = self.found.access(side.factor)[-1].factor(side.copied[-1]) == ONE
-            return any_length(b, ROWS_MERGED if side_by_side else ())
+            return any_length(b, ROWS_MERGED if self._merges_rows() else ())
         if len(self.placed) == 1:
             return self._gather_columns(b, env, first, end, panel, count)
 

@@ -82,6 +82,7 @@ def _nest_of(kernel: Kernel) -> Nest:
     reduce_weight = 0
     streamed: list[tuple[int, int]] = []
     moving = {*indices, *(k for op in (*reductions, *sweeps) for k in op.regions[0].args)}
+    summed = moving.difference(indices)
     sizes: list[int] = []
     reduced = {id(inner) for op in (*reductions, *sweeps) for inner in walk(op.regions[0])}
     # Beside a reduction, what is accessed once per result hardly counts.
@@ -97,6 +98,8 @@ def _nest_of(kernel: Kernel) -> Nest:
         own = _moved_by(form, indices)
         if not reduced and op.opcode == "load" and own and own < most:
             continue  # means by row and scales by channel come from the cache, however they are read
+        if reduced and op.opcode == "load" and own and moving.issuperset(form.values) and summed.isdisjoint(form.values):
+            continue  # so do terms that are the same all along a sum
         for position, index in enumerate(indices):
             if form.factor(index) == ONE:
                 weights[position] += size * (2 if op.opcode == "store" else 1)

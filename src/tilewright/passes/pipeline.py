@@ -635,9 +635,9 @@ WITH_WORDS = When(
     lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)) or bool(kernel.attrs.get("computed")),
 )
 WITH_SEVERAL = When(
-    "products with few rows side by side, `family=gemv`, and sums across rows on a GPU",
+    "products with few rows side by side, `family=gemv`, sums across rows on a GPU, and sums on a CPU",
     lambda kernel, context: (isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1)
-    or (context.simt and isinstance(context.schedule, Schedule) and context.schedule.across_rows),
+    or (isinstance(context.schedule, Schedule) and (context.schedule.across_rows or not context.simt)),
 )
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
 WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)

@@ -1,0 +1,208 @@
+"""Loop nests of scientific codes as people write them: results are those of the plain loops, and what can run in parallel does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.ir.text import print_kernel
+from tilewright.tree.typed import TypedLoop, TypedWhile
+
+pytestmark = pytest.mark.filterwarnings("ignore::tilewright.PerformanceWarning")
+DEVICES = ("cpu", "emulator:loop", "emulator:thread")
+
+
+def kinds(kernel: Any, *arguments: object) -> list[str]:
+    """What becomes of the loops at the top of a kernel."""
+    return [s.kind for s in kernel.stages(*arguments, target="cpu").typed.body if isinstance(s, TypedLoop | TypedWhile)]
+
+
+# -- statements that need each other in one iteration alone ----------------------------------------------------------
+
+
+@tw.kernel
+def atax(a: tw.Array, x: tw.Array) -> tw.Array:
+    m, n = a.shape
+    y = tw.zeros((n,), a.dtype)
+    product = tw.empty((m,), a.dtype)
+    for i in range(m):
+        product[i] = 0.0
+        for j in range(n):
+            product[i] = product[i] + a[i, j] * x[j]
+        for j in range(n):
+            y[j] = y[j] + a[i, j] * product[i]
+    return y
+
+
+@tw.kernel
+def atax_with_a_number(a: tw.Array, x: tw.Array) -> tw.Array:
+    m, n = a.shape
+    y = tw.zeros((n,), a.dtype)
+    for i in range(m):
+        product = 0.0
+        for j in range(n):
+            product += a[i, j] * x[j]
+        for j in range(n):
+            y[j] += a[i, j] * product
+    return y
+
+
+@tw.kernel
+def bicg(a: tw.Array, p: tw.Array, r: tw.Array) -> tuple[tw.Array, tw.Array]:
+    n, m = a.shape
+    s = tw.zeros((m,), a.dtype)
+    q = tw.empty((n,), a.dtype)
+    for i in range(n):
+        q[i] = 0.0
+        for j in range(m):
+            s[j] += r[i] * a[i, j]
+            q[i] += a[i, j] * p[j]
+    return s, q
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 5), (19, 34)])
+def test_sums_of_rows_and_columns_in_one_loop(m: int, n: int, device: str) -> None:
+    rng = np.random.default_rng(m)
+    a, x, r = rng.standard_normal((m, n)), rng.standard_normal(n), rng.standard_normal(m)
+    for kernel in (atax, atax_with_a_number):
+        np.testing.assert_allclose(np.asarray(kernel(a, x, device=device)), a.T @ (a @ x), rtol=1e-10, atol=1e-12)
+        assert set(kinds(kernel, a, x)) == {"parallel"}
+    s, q = bicg(a, x, r, device=device)
+    np.testing.assert_allclose(np.asarray(s), r @ a, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(q), a @ x, rtol=1e-10, atol=1e-12)
+    assert set(kinds(bicg, a, x, r)) == {"parallel"}
+
+
+@tw.kernel
+def smoothed_total(x: tw.Array) -> tuple[tw.Array, tw.Array]:
+    """The second statement reads what later iterations of the first one write: the loop stays one."""
+    (n,) = x.shape
+    u = x * 1.0
+    t = tw.zeros((n,), x.dtype)
+    for i in range(n - 1):
+        u[i] = u[i] * 0.5
+        t[i] = u[i] + u[i + 1]
+    return u, t
+
+
+@tw.kernel
+def carried(x: tw.Array) -> tuple[tw.Array, tw.Array]:
+    """So does one whose first statement reads what the second one wrote an iteration before."""
+    (n,) = x.shape
+    u = x * 1.0
+    t = tw.zeros((n,), x.dtype)
+    for i in range(1, n):
+        t[i] = u[i - 1] * 2.0
+        u[i] = u[i] + t[i]
+    return u, t
+
+
+def test_statements_that_need_other_iterations_stay_together() -> None:
+    x = np.random.default_rng(0).standard_normal(40)
+    halves, sums = smoothed_total(x)
+    np.testing.assert_allclose(np.asarray(sums)[:-1], x[:-1] * 0.5 + x[1:])
+    np.testing.assert_allclose(np.asarray(halves)[:-1], x[:-1] * 0.5)
+    u, t = x.copy(), np.zeros(40)
+    for i in range(1, 40):
+        t[i] = u[i - 1] * 2
+        u[i] += t[i]
+    found = carried(x)
+    np.testing.assert_allclose(np.asarray(found[0]), u, rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(found[1]), t, rtol=1e-12)
+
+
+@tw.kernel
+def of_columns(a: tw.Array, x: tw.Array) -> tw.Array:
+    n, m = a.shape
+    y = x * 1.0
+    for i in range(n):
+        for j in range(m):
+            y[j] = y[j] - a[i, j] * 2.0 + a[i, j] * a[i, j]
+    return y
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_element_with_itself_is_a_sum(device: str) -> None:
+    a, x = np.random.default_rng(1).standard_normal((9, 21)), np.random.default_rng(2).standard_normal(21)
+    np.testing.assert_allclose(np.asarray(of_columns(a, x, device=device)), x - 2 * a.sum(0) + (a * a).sum(0), rtol=1e-10)
+    assert kinds(of_columns, a, x) == ["parallel"]
+
+
+# -- arrays that are not square --------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def diagonal(a: tw.Array) -> tw.Array:
+    _rows, n = a.shape
+    out = tw.empty((n,), a.dtype)
+    for k in range(n):
+        out[k] = a[k, k]
+    return out
+
+
+@tw.kernel
+def jordan(a: tw.Array) -> tw.Array:
+    n, m = a.shape
+    u = a * 1.0
+    for k in range(n):
+        pivot = u[k, k]
+        for j in range(m):
+            u[k, j] = u[k, j] / pivot
+        for i in range(n):
+            if i != k:
+                factor = u[i, k]
+                for j in range(m):
+                    u[i, j] -= factor * u[k, j]
+    return u
+
+
+def test_a_diagonal_does_not_say_that_an_array_is_square() -> None:
+    a = np.random.default_rng(3).standard_normal((7, 4))
+    np.testing.assert_array_equal(np.asarray(diagonal(a)), np.diag(a))
+    with pytest.raises(tw.UserError, match="reaches 6, but axis 0 has extent 4"):
+        diagonal(a.T.copy())
+    wide = np.random.default_rng(4).standard_normal((5, 8)) + 9 * np.eye(5, 8)
+    np.testing.assert_allclose(np.asarray(jordan(wide))[:, 5:], np.linalg.solve(wide[:, :5], wide[:, 5:]), rtol=1e-9)
+
+
+# -- several sums of the same terms -----------------------------------------------------------------------------------
+
+
+@tw.kernel
+def forces(p: tw.Array, mass: tw.Array) -> tw.Array:
+    n = p.shape[0]
+    out = tw.empty((n, 3), p.dtype)
+    for i in tw.grid(n):
+        x = 0.0
+        y = 0.0
+        z = 0.0
+        for j in range(n):
+            dx = p[j, 0] - p[i, 0]
+            dy = p[j, 1] - p[i, 1]
+            dz = p[j, 2] - p[i, 2]
+            square = dx * dx + dy * dy + dz * dz + 0.01
+            inverse = mass[j] / (square * tw.sqrt(square))
+            x += dx * inverse
+            y += dy * inverse
+            z += dz * inverse
+        out[i, 0] = x
+        out[i, 1] = y
+        out[i, 2] = z
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_sums_side_by_side_share_a_loop(dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    p, mass = rng.standard_normal((45, 3)), rng.random(45)
+    away = p[None] - p[:, None]
+    square = (away**2).sum(-1) + 0.01
+    wanted = (away * (mass[None] / square**1.5)[..., None]).sum(1)
+    kind = np.float32 if dtype == "f32" else np.float64
+    np.testing.assert_allclose(np.asarray(forces(p.astype(kind), mass.astype(kind))), wanted, rtol=1e-4 if dtype == "f32" else 1e-10, atol=1e-5 if dtype == "f32" else 1e-12)
+    text = "".join(print_kernel(call.kernel) for call in forces.stages(p.astype(kind), mass.astype(kind), target="cpu").stages.tile.calls)
+    assert 1 <= text.count("= sqrt ") <= 3, "whole tiles, whole registers and what is left: each once for all three sums"

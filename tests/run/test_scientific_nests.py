@@ -206,3 +206,119 @@ def test_sums_side_by_side_share_a_loop(dtype: str) -> None:
     np.testing.assert_allclose(np.asarray(forces(p.astype(kind), mass.astype(kind))), wanted, rtol=1e-4 if dtype == "f32" else 1e-10, atol=1e-5 if dtype == "f32" else 1e-12)
     text = "".join(print_kernel(call.kernel) for call in forces.stages(p.astype(kind), mass.astype(kind), target="cpu").stages.tile.calls)
     assert 1 <= text.count("= sqrt ") <= 3, "whole tiles, whole registers and what is left: each once for all three sums"
+
+
+# -- products written in other orders ---------------------------------------------------------------------------------
+
+
+@tw.kernel
+def covariance(data: tw.Array) -> tw.Array:
+    n, m = data.shape
+    mean = tw.zeros((m,), data.dtype)
+    centred = tw.empty((n, m), data.dtype)
+    out = tw.empty((m, m), data.dtype)
+    for j in range(m):
+        for i in range(n):
+            mean[j] += data[i, j]
+        mean[j] = mean[j] / n
+    for i in range(n):
+        for j in range(m):
+            centred[i, j] = data[i, j] - mean[j]
+    for i in range(m):
+        for j in range(i, m):
+            total = 0.0
+            for k in range(n):
+                total += centred[k, i] * centred[k, j]
+            total = total / (n - 1)
+            out[i, j] = total
+            out[j, i] = total
+    return out
+
+
+@tw.kernel
+def below(x: tw.Array) -> tw.Array:
+    """A diagonal of its own, and columns that end before it."""
+    n, m = x.shape
+    out = tw.empty((n, n), x.dtype)
+    for i in range(n):
+        out[i, i] = 1.0
+        for j in range(i):
+            total = 0.0
+            for k in range(m):
+                total += x[i, k] * x[j, k]
+            out[i, j] = total
+            out[j, i] = -total
+    return out
+
+
+@tw.kernel
+def rank_update(a: tw.Array, b: tw.Array, c: tw.Array) -> tw.Array:
+    n, m = a.shape
+    out = c * 1.0
+    for i in range(n):
+        for j in range(i + 1):
+            out[i, j] *= 0.5
+        for k in range(m):
+            for j in range(i + 1):
+                out[i, j] += a[j, k] * 1.5 * b[i, k] + b[j, k] * 1.5 * a[i, k]
+    return out
+
+
+@tw.kernel
+def scaled_product(a: tw.Array, b: tw.Array, c: tw.Array) -> tw.Array:
+    n, m = a.shape
+    columns = b.shape[1]
+    out = c * 1.0
+    for i in range(n):
+        for j in range(columns):
+            out[i, j] *= 0.5
+        for k in range(m):
+            for j in range(columns):
+                out[i, j] -= 1.5 * a[i, k] * b[k, j]
+    return out
+
+
+@tw.kernel
+def stored_twice(a: tw.Array, b: tw.Array) -> tw.Array:
+    n, m = a.shape
+    columns = b.shape[1]
+    out = tw.empty((n, columns), a.dtype)
+    for i in range(n):
+        for j in range(columns):
+            out[i, j] = 0.0
+            for k in range(m):
+                out[i, j] += a[i, k] * b[k, j]
+    return out
+
+
+def products(kernel: Any, *arguments: object) -> int:
+    """How many of a kernel's launches are products in panels."""
+    calls = kernel.stages(*arguments, target="cpu").stages.thread.calls
+    return sum("family=cpu" in str(call.kernel.attrs.get("schedule")) for call in calls)
+
+
+@pytest.mark.parametrize("n", [1, 5, 40])
+def test_symmetric_results_are_products(n: int) -> None:
+    rng = np.random.default_rng(n)
+    data = rng.standard_normal((n + 4, n))
+    np.testing.assert_allclose(np.asarray(covariance(data)), np.atleast_2d(np.cov(data.T)), rtol=1e-9, atol=1e-12)
+    x = rng.standard_normal((n, n + 9))
+    wanted = np.tril(x @ x.T, -1)
+    np.testing.assert_allclose(np.asarray(below(x)), wanted - wanted.T + np.eye(n), rtol=1e-9, atol=1e-12)
+    if n == 40:
+        assert products(covariance, data) == products(below, x) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_products_whose_sum_is_not_the_innermost_loop(dtype: str) -> None:
+    rng, kind = np.random.default_rng(7), np.float32 if dtype == "f32" else np.float64
+    a, b, c = rng.standard_normal((68, 50)), rng.standard_normal((68, 50)), rng.standard_normal((68, 68))
+    update = 1.5 * (a @ b.T + b @ a.T)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == "f32" else {"rtol": 1e-9, "atol": 1e-10}
+    arrays = [x.astype(kind) for x in (a, b, c)]
+    np.testing.assert_allclose(np.asarray(rank_update(*arrays)), np.triu(c, 1) + np.tril(0.5 * c + update), **tolerance)
+    assert products(rank_update, *arrays) == 2
+    arrays[1] = b.T.astype(kind)
+    np.testing.assert_allclose(np.asarray(scaled_product(*arrays)), 0.5 * c - 1.5 * a @ b.T, **tolerance)
+    np.testing.assert_allclose(np.asarray(stored_twice(*arrays[:2])), a @ b.T, **tolerance)
+    assert products(scaled_product, *arrays) == products(stored_twice, *arrays[:2]) == 1

@@ -155,7 +155,8 @@ class StoreChecker:
             return self.combination(stmt, place, indices, value)
         self.arrays.on_read(place, stmt.span)
         if stmt.op == "-" and not place.dtype.is_bool:
-            return "add", self.typing.negate(self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span), stmt.span)
+            value = self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span)
+            return "add", self.negative(value, bool(self.context.loops) and not self.moves(indices), stmt.span)
         if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*") and not (place.dtype.is_inexact and stmt.op in "&|"):
             return COMBINE[stmt.op], value
         if stmt.op == "^" and not place.dtype.is_inexact:
@@ -177,6 +178,12 @@ class StoreChecker:
                 return value.op, other
         return "", value
 
+    def negative(self, value: Expr, sums: bool, span: Span) -> Expr:
+        """The negative of a value. That of a term of a sum stays a product, where it is one: of the negative of its first factor."""
+        if sums and isinstance(value, Apply) and value.op == "mul" and value.dtype.is_float:
+            return replace(value, args=(self.negative(value.args[0], sums, span), *value.args[1:]))
+        return self.typing.negate(value, span)
+
     def stays(self, indices: tuple[Expr, ...]) -> bool:
         """Whether data decide a place, or a loop around stays at it."""
         forms = linear_indices(indices)
@@ -196,7 +203,7 @@ class StoreChecker:
             return None
         first, last = value.args
         if first == own:
-            return last if value.op == "add" else self.typing.negate(last, span)
+            return last if value.op == "add" else self.negative(last, not whole, span)
         if last == own and value.op == "add":
             return first
         rest = None if whole else self.without(first, own, whole, span)

@@ -25,6 +25,7 @@ from tilewright.base.sizes import Size, product
 from tilewright.tree.bounds import linear_indices, range_under
 from tilewright.tree.order.distribution import distributed
 from tilewright.tree.order.independence import NOTHING_FIXED, Fixed, independent, is_reduction
+from tilewright.tree.order.inner_products import products_inside
 from tilewright.tree.order.pivots import around_pivot
 from tilewright.tree.order.rotation import equal_sizes, is_ordered, needed_after, rotated
 from tilewright.tree.races import collision, promised
@@ -154,6 +155,10 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
         return [_inner(loop)]  # in order, so that what is printed is
     outer = assigned(loop.body)
     domain_known = _rectangular((), loop.vars)
+    if not outer and not fixed:
+        ordered = products_inside(loop, merge_nest)
+        if ordered is not loop:
+            return _distributed(ordered, sink, fixed) or _top_loop(merge_nest(ordered), sink, fixed)
     if not outer:
         depth = max((d for d in range(len(loop.vars), 0, -1) if independent(loop, loop.vars[:d], fixed)), default=0)
         if loop.asked == "yes" and depth < len(loop.vars):

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.base.artifact import SMALL_EXTENT
+from tilewright.base.target import host_cpu
 from tilewright.ir.text import print_kernel
+from tilewright.passes.choose.small_sizes import small_sums
+from tilewright.passes.routes import lower, specialise
+from tilewright.passes.runner import Trace
+from tilewright.passes.schedules.loops import Schedule
 from tilewright.tree.typed import TypedLoop, TypedWhile
 
 pytestmark = pytest.mark.filterwarnings("ignore::tilewright.PerformanceWarning")
@@ -322,3 +328,79 @@ def test_products_whose_sum_is_not_the_innermost_loop(dtype: str) -> None:
     np.testing.assert_allclose(np.asarray(scaled_product(*arrays)), 0.5 * c - 1.5 * a @ b.T, **tolerance)
     np.testing.assert_allclose(np.asarray(stored_twice(*arrays[:2])), a @ b.T, **tolerance)
     assert products(scaled_product, *arrays) == products(stored_twice, *arrays[:2]) == 1
+
+
+# -- short sums in long loops -------------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def nearest(x: tw.Array, centres: tw.Array) -> tw.Array:
+    n, d = x.shape
+    label = tw.empty((n,), tw.i32)
+    for i in tw.grid(n):
+        best = 1e30
+        at = 0
+        for j in range(centres.shape[0]):
+            total = 0.0
+            for q in range(d):
+                away = x[i, q] - centres[j, q]
+                total += away * away
+            if total < best:
+                best = total
+                at = j
+        label[i] = at
+    return label
+
+
+@tw.kernel
+def shortest(x: tw.Array, y: tw.Array) -> tw.Array:
+    n, d = x.shape
+    out = tw.empty((n,), x.dtype)
+    for i in tw.grid(n):
+        best = 1e30
+        for j in range(y.shape[0]):
+            total = 0.0
+            for q in range(d):
+                away = x[i, q] - y[j, q]
+                total += away * away
+            best = min(best, total)
+        out[i] = best
+    return out
+
+
+@tw.kernel
+def energies(p: tw.Array) -> tw.Array:
+    n, d = p.shape
+    out = tw.zeros((n,), p.dtype)
+    for i in range(n):
+        for j in range(n):
+            if j != i:
+                square = 0.0
+                for q in range(d):
+                    away = p[i, q] - p[j, q]
+                    square += away * away
+                out[i] += 1.0 / square
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("d", [1, 3, 5, 16])
+def test_points_that_run_through_short_sums(d: int, dtype: str) -> None:
+    rng, kind = np.random.default_rng(d), np.float32 if dtype == "f32" else np.float64
+    x, y = rng.standard_normal((1201, d)).astype(kind), rng.standard_normal((37, d)).astype(kind)
+    squares = ((x[:, None].astype(np.float64) - y[None]) ** 2).sum(-1)
+    np.testing.assert_allclose(np.asarray(shortest(x, y)), squares.min(1), rtol=1e-4 if dtype == "f32" else 1e-12)
+    found = np.asarray(nearest(x, y))
+    np.testing.assert_allclose(squares[np.arange(len(x)), found], squares.min(1), rtol=1e-4)
+    away = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
+    np.fill_diagonal(away, np.inf)
+    np.testing.assert_allclose(np.asarray(energies(x)), (1 / away).sum(1), rtol=2e-2 if dtype == "f32" else 1e-6)
+
+
+def test_vectors_lie_along_points_with_short_sums() -> None:
+    x, y = np.zeros((1201, 5)), np.zeros((37, 5))
+    for kernel in (nearest, shortest):
+        program = kernel.stages(x, y, target="cpu").program
+        assert small_sums(program.calls) == ((frozenset({"d"}), frozenset({"n"}), SMALL_EXTENT),)
+        first, *_ = lower(specialise(program, {"d": 5}, Trace()), host_cpu()).schedules
+        assert isinstance(first, Schedule) and not first.vector_on_reduction and first.vector_index >= 0

@@ -223,6 +223,18 @@ def returns_to_elements(kernel: Kernel, nest: Nest) -> bool:
     return len(nest.extents) + depth(nest.parallel.regions[0]) > most
 
 
+def inner_sums(nest: Nest) -> tuple[Op, ...]:
+    """The reductions without loops in them that stand in serial loops or in other reductions of a nest; none where there are atomics, or a place is looked for."""
+    body = nest.parallel.regions[0]
+    if not nest.extents or any(op.opcode in ("atomic", "accumulate") or str(op.attrs.get("kind", "")).startswith("arg") for op in walk(body)):
+        return ()
+    around = [op for op in body.ops if op.opcode in ("for", "reduce")]
+    return tuple(
+        op for loop in around for op in walk(loop.regions[0])
+        if op.opcode == "reduce" and not any(inner.regions and inner.opcode != "if" for inner in walk(op.regions[0]))
+    )  # fmt: skip
+
+
 def gathers_in_loops(kernel: Kernel, nest: Nest, axis: int) -> bool:
     """Whether most of what serial loops access lies apart for neighbours along a parallel index: each has a matrix of its own, say."""
     forms, index = analyse(kernel), nest.parallel.regions[0].args[axis]

@@ -179,7 +179,7 @@ def _product(kernel: Kernel, found: _SomeResults, name: str, checks: Sequence[Pr
     product = simplify(eliminate_dead(replace(kernel, name=f"{kernel.name}.sums", body=Block((), (*top.ops, parallel)))))
     triangles = as_product(product)
     contraction = find_contraction(triangles[0] if triangles else product)
-    if contraction is None or is_watched(product) or any(f.guard is not None for f in (contraction.a, contraction.b)):
+    if contraction is None or is_watched(product):
         return None
     if found.all:
         return product, memory

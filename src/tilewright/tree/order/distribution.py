@@ -146,7 +146,7 @@ def _kept(groups: list[tuple[Stmt, ...]], var: LoopVar) -> list[tuple[Stmt, ...]
         set_here = _variables(group)
         needed = {e.var for later in groups[position + 1 :] for e in exprs_in(later) if isinstance(e, Local)}
         stores: list[Stmt] = []
-        own = _Reader(known).of(group)
+        own = _KeptNumbers(known).of(group)
         for variable in sorted(set_here & needed, key=lambda v: v.name):
             place = Element(_array_of(variable, var), (IndexRef(var, span=group[0].span),), span=group[0].span)
             stores.append(Store(place.array, place.indices, Local(variable, span=group[0].span), span=group[0].span))
@@ -162,7 +162,7 @@ def _array_of(variable: Variable, var: LoopVar) -> ArrayInfo:
     return ArrayInfo(f"{variable.name}$kept{mark:x}", variable.dtype, (var.full,), (ONE,), "scratch")
 
 
-class _Reader:
+class _KeptNumbers:
     """Puts elements in the place of variables."""
 
     def __init__(self, known: dict[Variable, Element]) -> None:

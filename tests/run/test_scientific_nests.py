@@ -404,3 +404,32 @@ def test_vectors_lie_along_points_with_short_sums() -> None:
         assert small_sums(program.calls) == ((frozenset({"d"}), frozenset({"n"}), SMALL_EXTENT),)
         first, *_ = lower(specialise(program, {"d": 5}, Trace()), host_cpu()).schedules
         assert isinstance(first, Schedule) and not first.vector_on_reduction and first.vector_index >= 0
+
+
+# -- arrays of a step ----------------------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def power_iteration(a: tw.Array, start: tw.Array, steps: int) -> tw.Array:
+    n = a.shape[0]
+    x = start * 1.0
+    for _ in range(steps):
+        y = a @ x
+        square = 0.0
+        for i in range(n):
+            square += y[i] * y[i]
+        length = tw.sqrt(square)
+        for i in range(n):
+            x[i] = y[i] / length
+    return x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_product_of_a_step_outlives_its_factors(device: str) -> None:
+    rng = np.random.default_rng(8)
+    a, x = rng.random((9, 9)), rng.random(9)
+    wanted = x
+    for _ in range(4):
+        wanted = a @ wanted
+        wanted = wanted / np.linalg.norm(wanted)
+    np.testing.assert_allclose(np.asarray(power_iteration(a, x, 4, device=device)), wanted, rtol=1e-10)

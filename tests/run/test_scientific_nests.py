@@ -433,3 +433,55 @@ def test_a_product_of_a_step_outlives_its_factors(device: str) -> None:
         wanted = a @ wanted
         wanted = wanted / np.linalg.norm(wanted)
     np.testing.assert_allclose(np.asarray(power_iteration(a, x, 4, device=device)), wanted, rtol=1e-10)
+
+
+# -- sums over bodies that run as long as they like ---------------------------------------------------------------------
+
+
+@tw.kernel
+def turns(x: tw.Array) -> int:
+    (n,) = x.shape
+    total = 0
+    for i in range(n):
+        v = x[i]
+        while v != 1:
+            if v % 2 == 0:
+                v = v // 2
+            else:
+                v = 3 * v + 1
+            total += 1
+    return total
+
+
+@tw.kernel
+def halvings(x: tw.Array) -> tuple[float, float]:
+    (n,) = x.shape
+    total = 0.0
+    largest = 0.0
+    for i in range(n):
+        v = x[i]
+        count = 0.0
+        while v > 0.01:
+            v = v / 2
+            count += 1.0
+        total += count
+        largest = max(largest, count)
+    return total, largest
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "emulator:tile"])
+@pytest.mark.parametrize("n", [1, 77])
+def test_sums_of_while_loops(n: int, device: str) -> None:
+    def steps(v: int) -> int:
+        count = 0
+        while v != 1:
+            v, count = v // 2 if v % 2 == 0 else 3 * v + 1, count + 1
+        return count
+
+    x = np.random.default_rng(n).integers(1, 60, n)
+    assert int(turns(x, device=device)) == sum(steps(int(v)) for v in x)
+    y = np.random.default_rng(n).random(n) + 0.02
+    counts = np.ceil(np.log2(y / 0.01))
+    total, largest = halvings(y, device=device)
+    assert (float(total), float(largest)) == (counts.sum(), counts.max())
+    assert kinds(turns, x) == ["reduce"]

@@ -62,7 +62,7 @@ def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
         return False
     kinds: dict[Variable, str] = {}
     for stmt in walk(loop.body):
-        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
             return False
         if isinstance(stmt, SetVar) and stmt.var in outer:
             return False

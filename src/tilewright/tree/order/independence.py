@@ -43,7 +43,6 @@ from tilewright.tree.typed import (
     TypedIf,
     TypedLoop,
     TypedPrint,
-    TypedWhile,
     TypedYield,
     Variable,
 )

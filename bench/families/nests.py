@@ -223,6 +223,67 @@ def exact_checksum(data: Any) -> Any:
     return np.float64(zlib.adler32(data.astype(np.uint8).tobytes()))
 
 
+# -- one matrix, read twice -----------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def atax(a: tw.Array, x: tw.Array) -> tw.Array:
+    m, n = a.shape
+    y = tw.zeros((n,), a.dtype)
+    for i in range(m):
+        product = 0.0
+        for j in range(n):
+            product += a[i, j] * x[j]
+        for j in range(n):
+            y[j] = y[j] + a[i, j] * product
+    return y
+
+
+@tw.kernel
+def covariance(data: tw.Array) -> tw.Array:
+    n, m = data.shape
+    mean = tw.zeros((m,), data.dtype)
+    centred = tw.empty((n, m), data.dtype)
+    out = tw.empty((m, m), data.dtype)
+    for j in range(m):
+        for i in range(n):
+            mean[j] += data[i, j]
+        mean[j] = mean[j] / n
+    for i, j in tw.grid(n, m):
+        centred[i, j] = data[i, j] - mean[j]
+    for i in range(m):
+        for j in range(i, m):
+            total = 0.0
+            for k in range(n):
+                total += centred[k, i] * centred[k, j]
+            total = total / (n - 1)
+            out[i, j] = total
+            out[j, i] = total
+    return out
+
+
+def exact_covariance(data: Any) -> Any:
+    centred = data - data.mean(0)
+    return centred.T @ centred / data.dtype.type(len(data) - 1)
+
+
+@tw.kernel
+def nearest(x: tw.Array, centres: tw.Array) -> tw.Array:
+    n, d = x.shape
+    out = tw.empty((n,), x.dtype)
+    for i in tw.grid(n):
+        best = 1e30
+        for j in range(centres.shape[0]):
+            total = 0.0
+            for q in range(d):
+                away = x[i, q] - centres[j, q]
+                total += away * away
+            if total < best:
+                best = total
+        out[i] = best
+    return out
+
+
 # -- draws ----------------------------------------------------------------------------------------------------------
 
 
@@ -319,6 +380,33 @@ def checksums(draw: Draw) -> Problem:
     return Problem("Adler-32", (n,), (Spec((n,), "u8", "bits"),), checksum, exact_checksum, {"numba": _numba("checksum")}, 0.0)
 
 
+def matrix_pairs(draw: Draw) -> Problem:
+    m, n = draw.fitting(2e6, (100, 4000), (100, 4000))
+    dtype = draw.pick("f32", "f64")
+
+    def exact(a: Any, x: Any) -> Any:
+        return (a @ x) @ a
+
+    return Problem(f"A'Ax in one loop {dtype}", (m, n), (Spec((m, n), dtype), Spec((n,), dtype)), atax, exact, {"numpy": exact, "numba": _numba("atax")}, 1e-4)
+
+
+def covariances(draw: Draw) -> Problem:
+    n, m = draw.size(100, 2000), draw.size(50, 700)
+    n, dtype = n + 2, draw.pick("f32", "f64")
+    return Problem(f"covariance, triangle and mirror {dtype}", (n, m), (Spec((n, m), dtype),), covariance, exact_covariance, {"numpy": exact_covariance}, 1e-4)
+
+
+def centres(draw: Draw) -> Problem:
+    d = draw.count(2, 16)
+    n, k = draw.fitting(4e5, (1000, 50000), (5, 200))
+    dtype = draw.pick("f32", "f64")
+
+    def exact(x: Any, y: Any) -> Any:
+        return ((x[:, None, :] - y[None, :, :]) ** 2).sum(-1).min(1)
+
+    return Problem(f"nearest centre, {d} coordinates {dtype}", (n, k, d), (Spec((n, d), dtype), Spec((k, d), dtype)), nearest, exact, {"numba": _numba("nearest")}, 1e-4)
+
+
 FAMILIES = (
     Family("ordered", "heat in 4-60 steps, elimination, shortest paths, forward substitution; 100-3000 a side; f32, f64", ordered, {"cpu": 1.0}),
     Family("short_sums", "pairwise distances, 2-16 coordinates, 100-5000 points each", short_sums, {"cpu": 1.0}),
@@ -326,5 +414,8 @@ FAMILIES = (
     Family("borders", "a stencil with a border condition; guarded boxes of 3-9; f32, f64", borders, {"cpu": 1.0}),
     Family("view_results", "out= a view with another row length; f32, f64", view_results, {"cpu": 0.9}),
     Family("serial_bodies", "tw.grid around paths of 20-200 steps", serial_bodies, {"cpu": 1.0}),
+    Family("matrix_pairs", "A'Ax in one loop over rows; f32, f64", matrix_pairs, {"cpu": 1.0}),
+    Family("covariances", "covariance of 50-700 columns, half of it computed and mirrored; f32, f64", covariances, {"cpu": 1.0}),
+    Family("centres", "smallest distance to 5-200 centres, 2-16 coordinates; f32, f64", centres, {"cpu": 1.0}),
     Family("checksums", "Adler-32 of 1e5 to 4e6 bytes, a serial loop of integers", checksums, {"cpu": 1.0}),
 )  # fmt: skip

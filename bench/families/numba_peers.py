@@ -185,3 +185,39 @@ def checksum() -> Any:
         return np.uint32(b * np.uint32(65536) + a)
 
     return run
+
+
+def atax() -> Any:
+    @_serial  # type: ignore[untyped-decorator]
+    def run(a: Any, x: Any) -> Any:
+        m, n = a.shape
+        y = np.zeros(n, a.dtype)
+        for i in range(m):
+            product = a.dtype.type(0)
+            for j in range(n):
+                product += a[i, j] * x[j]
+            for j in range(n):
+                y[j] += a[i, j] * product
+        return y
+
+    return run
+
+
+def nearest() -> Any:
+    @_parallel  # type: ignore[untyped-decorator]
+    def run(x: Any, centres: Any) -> Any:
+        n, d = x.shape
+        out = np.empty(n, x.dtype)
+        for i in prange(n):
+            best = x.dtype.type(1e30)
+            for j in range(centres.shape[0]):
+                total = x.dtype.type(0)
+                for q in range(d):
+                    away = x[i, q] - centres[j, q]
+                    total += away * away
+                if total < best:
+                    best = total
+            out[i] = best
+        return out
+
+    return run

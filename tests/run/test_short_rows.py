@@ -99,11 +99,14 @@ def test_a_cpu_with_masks_merges_rows_and_reads_nothing_outside(width: int) -> N
 @pytest.mark.parametrize(("filters", "at_once"), [(13, True), (14, False)])
 def test_columns_of_few_filters_are_merged_as_they_are_multiplied(filters: int, at_once: bool) -> None:
     """All filters are one tile of results: a copy would be read once."""
-    x, w = numbers(1, 3, 5, 10), numbers(filters, 3, 3, 3)
-    *_, call = inside.stages(x, w, target="x86-64-avx512").stages.tile.calls
-    rooms = {op.results[0].name for op in walk(call.kernel.body) if op.opcode == "alloc"}
+    x, w = numbers(2, 9, 12, 20), numbers(filters, 9, 3, 3)
+    tile = inside.stages(x, w, target="x86-64-avx512").stages.tile
+    rooms = {op.results[0].name for call in tile.calls for op in walk(call.kernel.body) if op.opcode == "alloc"}
     assert ("merged" in rooms) is at_once
     np.testing.assert_allclose(inside(x, w), wanted(x, w, 0), rtol=1e-4, atol=1e-4)
+    x, w = numbers(1, 43, 3, 10), numbers(filters, 43, 3, 3)
+    (out,) = run_program(inside.stages(x, w, target="x86-64-avx512").stages.tile, {"x": x, "w": w}).values()
+    np.testing.assert_allclose(out, wanted(x, w, 0), rtol=1e-4, atol=1e-4)
 
 
 def test_images_without_a_frame_have_one_place_for_each_step() -> None:

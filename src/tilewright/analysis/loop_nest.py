@@ -82,6 +82,7 @@ def _nest_of(kernel: Kernel) -> Nest:
     reduce_weight = 0
     streamed: list[tuple[int, int]] = []
     moving = {*indices, *(k for op in (*reductions, *sweeps) for k in op.regions[0].args)}
+    summed = moving.difference(indices)
     sizes: list[int] = []
     reduced = {id(inner) for op in (*reductions, *sweeps) for inner in walk(op.regions[0])}
     # Beside a reduction, what is accessed once per result hardly counts.
@@ -97,6 +98,8 @@ def _nest_of(kernel: Kernel) -> Nest:
         own = _moved_by(form, indices)
         if not reduced and op.opcode == "load" and own and own < most:
             continue  # means by row and scales by channel come from the cache, however they are read
+        if reduced and op.opcode == "load" and own and moving.issuperset(form.values) and summed.isdisjoint(form.values):
+            continue  # so do terms that are the same all along a sum
         for position, index in enumerate(indices):
             if form.factor(index) == ONE:
                 weights[position] += size * (2 if op.opcode == "store" else 1)
@@ -218,6 +221,18 @@ def returns_to_elements(kernel: Kernel, nest: Nest) -> bool:
 
     most = max((param.type.rank for param in kernel.params if isinstance(param.type, Tensor)), default=0)
     return len(nest.extents) + depth(nest.parallel.regions[0]) > most
+
+
+def inner_sums(nest: Nest) -> tuple[Op, ...]:
+    """The reductions without loops in them that stand in serial loops or in other reductions of a nest; none where there are atomics, or a place is looked for."""
+    body = nest.parallel.regions[0]
+    if not nest.extents or any(op.opcode in ("atomic", "accumulate") or str(op.attrs.get("kind", "")).startswith("arg") for op in walk(body)):
+        return ()
+    around = [op for op in body.ops if op.opcode in ("for", "reduce")]
+    return tuple(
+        op for loop in around for op in walk(loop.regions[0])
+        if op.opcode == "reduce" and not any(inner.regions and inner.opcode != "if" for inner in walk(op.regions[0]))
+    )  # fmt: skip
 
 
 def gathers_in_loops(kernel: Kernel, nest: Nest, axis: int) -> bool:

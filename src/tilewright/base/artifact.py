@@ -155,7 +155,7 @@ class SizeBinding:
 
 SMALL_EXTENT = 16
 """Extents up to this may be part of a CPU's code."""
-SMALL_MANY = 4096
+SMALL_MANY = 1024
 """Elements of the arguments from which on such code is worth compiling."""
 
 

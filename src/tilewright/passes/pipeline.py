@@ -76,6 +76,10 @@ UNTILE = Pass(
     "untile", "loop", "loop", late("loop.untile", "untile"),
     "Undoes the tiles of the source: the index of a tile and the index inside it become one.",
 )  # fmt: skip
+DROP_OVERWRITTEN = Pass(
+    "drop_overwritten", "loop", "loop", late("loop.drop_overwritten", "drop_overwritten"),
+    "Stores that another store overwrites before anything reads them are dropped.", needs="store",
+)  # fmt: skip
 HOIST = Pass(
     "hoist", "loop", "loop", late("loop.hoist", "hoist"),
     "Moves reductions out of loops that do not change them; equal ones become one.", needs="reduce",
@@ -635,9 +639,9 @@ WITH_WORDS = When(
     lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)) or bool(kernel.attrs.get("computed")),
 )
 WITH_SEVERAL = When(
-    "products with few rows side by side, `family=gemv`, and sums across rows on a GPU",
+    "products with few rows side by side, `family=gemv`, sums across rows on a GPU, and sums on a CPU",
     lambda kernel, context: (isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1)
-    or (context.simt and isinstance(context.schedule, Schedule) and context.schedule.across_rows),
+    or (isinstance(context.schedule, Schedule) and (context.schedule.across_rows or not context.simt)),
 )
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
 WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)
@@ -665,6 +669,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Equal indices are the same value before they are compared."),
         Step(DROP_EMPTY, "After simplify, which finds conditions that cannot hold."),
         Step(UNTILE, "Fusion compares whole indices, not pairs of them."),
+        Step(DROP_OVERWRITTEN, "After simplify, which makes equal places the same values; fusion asks how often an array is written."),
         Step(HOIST, "A reduction inside a loop hides that two kernels walk the same rows."),
         Step(RECOVER_REDUCTIONS, "Fusion knows reductions, not loops that carry them."),
         Step(FUSE, "Before all that looks at one kernel only."),
@@ -676,6 +681,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "All passes of the loop stage see short code."),
         Step(DROP_EMPTY, "After simplify, also where a size has become a constant."),
         Step(UNTILE, "All that follows recognises nests by whole indices."),
+        Step(DROP_OVERWRITTEN, "After simplify, as above, in kernels that are alone; products store each result once."),
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),

@@ -110,6 +110,9 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         on_reduction = False  # hardly any result has terms: what counts is that all are looked at
     search = SHORT_SEARCH if target.has_ieee_maximum else LONG_SEARCH
     window = slides(kernel, nest)
+    points = _points(kernel, nest, target, lanes)
+    if points is not None:
+        return points
     if nest.reductions:
         from tilewright.passes.choose.short_sums import short_schedule
 
@@ -193,6 +196,12 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         # Rows may be short: whole tiles, whole registers, and the last of these under a mask, or once more where that does no harm.
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=not target.has_lane_masks and can_repeat(kernel))
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
+
+
+def _points(kernel: Kernel, nest: Nest, target: Target, lanes: int) -> Schedule | None:
+    from tilewright.passes.choose.short_sums import points_schedule
+
+    return points_schedule(kernel, nest, target, lanes, 16 * lanes)
 
 
 def _may_be_short(kernel: Kernel, nest: Nest) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from math import prod
 
 from tilewright.analysis.affine import Affine, Forms, address, analyse
-from tilewright.analysis.loop_nest import Nest, can_repeat
-from tilewright.base.sizes import Size
+from tilewright.analysis.loop_nest import Nest, can_repeat, inner_sums
+from tilewright.base.sizes import ZERO, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk
 from tilewright.ir.types import INDEX
@@ -64,6 +64,25 @@ def short_schedule(kernel: Kernel, nest: Nest, target: Target, lanes: int, hints
         tiles, 1, lanes, vector_index=axis, chunk=costs.columns, repeat=True, short=True, row_axis=rows,
         rows_per_block=costs.rows_per_block if rows >= 0 else 1, rows_inside=inside,
     )  # fmt: skip
+
+
+def points_schedule(kernel: Kernel, nest: Nest, target: Target, lanes: int, chunk: int) -> Schedule | None:
+    """Vectors along points that each run through a long loop around short sums, as those of distances to all others are: what belongs to the point is loaded once before the loop,
+    and what the loop walks over is the same for all points of a vector. None for other nests."""
+    sums = inner_sums(nest)
+    if not sums or lanes < 2 or nest.sweeps or kernel.attrs.keys() & {"blocks", "in_order", "dots"} or is_watched(kernel):
+        return None
+    if any(op.opcode == "while" for op in walk(nest.parallel.regions[0])):
+        return None
+    forms, (*_, point) = analyse(kernel), nest.parallel.regions[0].args
+    lengths = [forms[bound] for op in sums for bound in op.operands if bound in forms]
+    if len(lengths) != sum(len(op.operands) for op in sums) or any(n.factors or n.constant.constant is None or n.constant.constant > LONGEST for n in lengths):
+        return None
+    loads = [(op, address(op, forms)) for one in sums for op in walk(one.regions[0]) if op.opcode == "load"]
+    if not any(form.factor(point) == ZERO for _, form in loads) or not any(form.factor(point) != ZERO for _, form in loads):
+        return None
+    rank = len(nest.extents)
+    return Schedule(tuple(2 * lanes if p == rank - 1 else 1 for p in range(rank)), 1, lanes, vector_index=rank - 1, chunk=chunk)
 
 
 def row_group_of(kernel: Kernel, nest: Nest, row_axis: int, hints: Mapping[str, int]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from tilewright.analysis.affine import Forms, analyse
 from tilewright.analysis.contraction import find_contraction
-from tilewright.analysis.loop_nest import Nest, nest_of
+from tilewright.analysis.loop_nest import Nest, inner_sums, nest_of
 from tilewright.base.artifact import SMALL_EXTENT
 from tilewright.ir.nodes import Kernel, Value, is_watched, walk
 from tilewright.ir.program import KernelCall
@@ -64,6 +64,9 @@ def _lengths(kernel: Kernel) -> frozenset[str]:
     if waiting_sizes(kernel):
         return frozenset(waiting_sizes(kernel))
     nest, forms = nest_of(kernel), analyse(kernel)
+    inner = _inner_lengths(nest, forms)
+    if inner:
+        return inner
     if not nest.extents or not nest.reductions:
         return frozenset()
     sliding = _sliding(nest, forms)
@@ -80,6 +83,17 @@ def _lengths(kernel: Kernel) -> frozenset[str]:
             if form is None or form.factors:
                 return frozenset()
             names |= form.constant.names
+    return frozenset(names)
+
+
+def _inner_lengths(nest: Nest, forms: Forms) -> frozenset[str]:
+    """The sizes that alone say how long sums inside of loops and of other reductions are: of a point's distances to all others, say."""
+    names: set[str] = set()
+    for op in inner_sums(nest):
+        lengths = [forms[bound] for bound in op.operands if bound in forms]
+        if len(lengths) != len(op.operands) or any(form.factors or form.constant.name is None for form in lengths):
+            return frozenset()
+        names |= {str(form.constant.name) for form in lengths}
     return frozenset(names)
 
 

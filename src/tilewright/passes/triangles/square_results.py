@@ -20,7 +20,7 @@ from tilewright.analysis.affine import Forms, analyse
 from tilewright.analysis.contraction import find_contraction
 from tilewright.base.dtypes import f32, f64
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, Size, SizeCall
+from tilewright.base.sizes import ONE, ZERO, Size, SizeCall
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck
@@ -81,7 +81,7 @@ def _triangle(kernel: Kernel) -> _SomeResults | None:
     inner = [op for op in region.ops if op.regions]
     if len(inner) > 1:
         return _stored_by_condition(nest, inner, analyse(kernel))
-    if len(inner) != 1 or any(has_effects(op) for op in region.ops if op is not inner[0] and op.opcode != "yield"):
+    if len(inner) != 1 or any(has_effects(op) and op.opcode != "store" for op in region.ops if op is not inner[0] and op.opcode != "yield"):
         return None
     forms = analyse(kernel)
     made = {result: op for op in walk(kernel.body) for result in op.results}
@@ -122,6 +122,8 @@ def _in_loop(nest: Op, loop: Op, forms: Forms) -> _SomeResults | None:
     if extent.factors:
         return None
     width = high.constant + (extent.constant - 1 if high.factors else 0)
+    if high.factors and high.constant == ZERO:
+        width = extent.constant  # rows that end before the diagonal: with it, the product is square
     return _found(nest, (row, column), (extent.constant, width), loop.regions[0].ops, tuple(op for op in nest.regions[0].ops if op is not loop))
 
 
@@ -148,13 +150,14 @@ def _found(nest: Op, indices: tuple[Value, ...], extents: tuple[Size, ...], body
     if len(sums) != 1 or has_effects(sums[0]) or dtype_of(sums[0].result.type) not in (f32, f64):
         return None
     early = body[: list(body).index(sums[0])]
-    rest = [op for op in walk(Block((), tuple(body))) if op.opcode in ("store", "atomic", "accumulate")]
+    rest = [op for op in walk(Block((), (*before, *body))) if op.opcode in ("store", "atomic", "accumulate")]
     if any(op.regions or has_effects(op) for op in early) or any(op.opcode != "store" for op in rest):
         return None
     written = {op.operands[0] for op in rest}
-    if any(not written.isdisjoint(op.operands) for op in walk(Block((), (*early, sums[0])))):
+    values = tuple(op for op in (*before, *early) if op.opcode not in ("yield", "store"))
+    if any(not written.isdisjoint(op.operands) for op in walk(Block((), (*values, sums[0])))):
         return None
-    return _SomeResults(nest, indices, extents, tuple(op for op in (*before, *early) if op.opcode != "yield"), sums[0])
+    return _SomeResults(nest, indices, extents, values, sums[0])
 
 
 # -- the two kernels ------------------------------------------------------------------------------------------------
@@ -176,15 +179,19 @@ def _product(kernel: Kernel, found: _SomeResults, name: str, checks: Sequence[Pr
     product = simplify(eliminate_dead(replace(kernel, name=f"{kernel.name}.sums", body=Block((), (*top.ops, parallel)))))
     triangles = as_product(product)
     contraction = find_contraction(triangles[0] if triangles else product)
-    if contraction is None or is_watched(product) or any(f.load is None for f in (contraction.a, contraction.b)):
+    if contraction is None or is_watched(product):
         return None
     if found.all:
         return product, memory
     if len(contraction.m) != 1 or len(contraction.n) != 1:
         return None
-    for factor in (contraction.a, contraction.b):
-        assert factor.tensor is not None
-        for form, size in zip(contraction.access(factor), factor.tensor.shape, strict=True):
+    for load in (op for op in walk(contraction.reduction.regions[0]) if op.opcode == "load"):
+        tensor_type = load.operands[0].type
+        assert isinstance(tensor_type, Tensor)
+        for place, size in zip(load.operands[1:], tensor_type.shape, strict=False):
+            form = contraction.forms.get(place)
+            if form is None:
+                return None
             for index, extent in zip(contraction.indices, contraction.extents, strict=True):
                 if index in form.values and not (form.is_just(index) and reaches(size, extent, checks)):
                     return None

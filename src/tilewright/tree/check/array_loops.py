@@ -118,12 +118,18 @@ class ArrayLoopChecker:
         if self.carries(stmt):
             self.open(stmt)
         self.around.append(stmt)
-        self.context.carrying = self.carrying
+        self.tell()
         try:
             yield
         finally:
             self.around.pop()
-            self.context.carrying = self.carrying
+            self.tell()
+
+    def tell(self) -> None:
+        """Where the walk is now, as far as the context has to know it."""
+        self.context.carrying = self.carrying
+        in_turn = bool(self.around) and all(isinstance(s, syntax.For | syntax.While) and getattr(s, "parallel", "") != "yes" for s in self.around)
+        self.context.in_turn = id(self.around[0]) if in_turn else None
 
     def open(self, stmt: syntax.For | syntax.While | syntax.If, unrolled: bool = False) -> None:
         """A statement that assigns whole arrays begins: each has memory of its own, with what it holds so far. Where the loop is unrolled

@@ -76,6 +76,8 @@ class Context:
         """Arrays between blocks that were put into one kernel: like ZynML's outputs they are as large as what is written to them."""
         self.carrying = False
         """The statement around assigns whole arrays."""
+        self.in_turn: int | None = None
+        """The statement of the kernel's top around, by the identity of its syntax node, where no loop around runs in any order."""
         self.tile_keys: dict[Variable, Key] = {}
         """The declarations of tiles that do not change."""
         self.masks: list[Expr] = []
@@ -104,10 +106,13 @@ class Context:
         """A variable, or an array by name, is assigned to."""
         self.versions[what] = self.versions.get(what, 0) + 1
 
-    def keep(self, tile: Variable) -> None:
-        """A tile is needed after what it is made of has changed: the next walk puts it into memory, where arrays can be assigned."""
+    def keep(self, tile: Variable, arrays: bool) -> None:
+        """A tile is needed after what it is made of has changed: the next walk puts it into memory, where arrays can be assigned. `arrays`: arrays alone have changed, and
+        the statement around need not assign any as a whole."""
         key = self.tile_keys.get(tile)
-        if self.carrying and key is not None and key not in self.state.kept:
+        if key is not None and key not in self.state.kept and (self.carrying or (arrays and self.in_turn is not None)):
+            if not self.carrying and self.in_turn is not None:
+                self.state.carried.setdefault(self.in_turn, {})
             self.state.kept.add(key)
             self.state.changed = True
             raise Skip

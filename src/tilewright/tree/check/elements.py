@@ -135,7 +135,7 @@ class ElementBuilder:
             return self.element(value.value, indices, span)
         changed = [var for var, count in value.versions if self.context.versions.get(var, 0) != count]
         if changed:
-            self.context.keep(value.var)
+            self.context.keep(value.var, arrays=all(isinstance(var, str) for var in changed))
             other = changed[0] if isinstance(changed[0], str) else changed[0].name
             raise self.context.fail("TW005", f"'{value.var.name}' is made of '{other}', which has changed since", span, f"use it before '{other}' changes")
         raise self.context.fail(

@@ -135,7 +135,7 @@ class SizeChecker:
         bare = linear.bare if linear is not None else None
         full = bare.full if bare is not None else None
         name = self.raw_name(full) if full is not None and not _of_call(full) else None
-        if name is not None and axis_name in self.context.state.longer:
+        if name is not None and (axis_name in self.context.state.longer or self.told_apart(array, axis_name, name)):
             pass
         elif name is not None and not self.context.trusts(value):
             if name != axis_name:
@@ -161,6 +161,13 @@ class SizeChecker:
         if not self.context.trusts(value):
             known = full if full is not None and full.constant is None and not _of_call(full) else None
             self.ranges.setdefault(axis_name, {}).setdefault(known, span)
+
+    def told_apart(self, array: ArrayInfo, axis_name: str, name: str) -> bool:
+        """Whether two names are axes of one array that the user gave names of their own: `a[k, k]` after `m, n = a.shape` does not say that it is square."""
+        if not self.context.is_python or name == axis_name or not name.startswith(f"{array.name}$"):
+            return False
+        titles = [{title for raw, title in self.context.state.equations.calls if raw == axis} for axis in (axis_name, name)]
+        return bool(titles[0] and titles[1]) and not titles[0] & titles[1]
 
     def bind_in_place(self, array: ArrayInfo, axis: int, value: Expr) -> None:
         """An array that is written in place may be longer than a loop that walks over it. In ZynML it still says what a size is that nothing else

@@ -155,7 +155,8 @@ class StoreChecker:
             return self.combination(stmt, place, indices, value)
         self.arrays.on_read(place, stmt.span)
         if stmt.op == "-" and not place.dtype.is_bool:
-            return "add", self.typing.negate(self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span), stmt.span)
+            value = self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span)
+            return "add", self.negative(value, bool(self.context.loops) and not self.moves(indices), stmt.span)
         if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*") and not (place.dtype.is_inexact and stmt.op in "&|"):
             return COMBINE[stmt.op], value
         if stmt.op == "^" and not place.dtype.is_inexact:
@@ -163,13 +164,50 @@ class StoreChecker:
         return "", self.typing.binary(stmt.op, Element(place, indices, span=stmt.span), value, stmt.span)
 
     def combination(self, stmt: syntax.Assign, place: ArrayInfo, indices: tuple[Expr, ...], value: Expr) -> tuple[str, Expr]:
-        """`place[k] = max(place[k], value)`, and the like, as an accumulation at a place that data decides."""
-        if not isinstance(value, Apply) or value.op not in COMBINATIONS or value.dtype is not place.dtype or linear_indices(indices) is not None:
+        """`place[k] = max(place[k], value)`, and the like, as an accumulation: at a place that data decides, or that a loop around stays at."""
+        if not isinstance(value, Apply) or value.dtype is not place.dtype or not self.stays(indices):
             return "", value
-        for own, other in (value.args, value.args[::-1]):
-            if isinstance(own, Element) and own.array.name == place.name and own.indices == indices:
+        own = Element(place, indices)
+        if value.op in ("add", "sub") and not value.dtype.is_bool:
+            terms = self.without(value, own, self.moves(indices), stmt.span)
+            return ("add", terms) if terms is not None else ("", value)
+        if value.op not in COMBINATIONS:
+            return "", value
+        for first, other in (value.args, value.args[::-1]):
+            if first == own:
                 return value.op, other
         return "", value
+
+    def negative(self, value: Expr, sums: bool, span: Span) -> Expr:
+        """The negative of a value. That of a term of a sum stays a product, where it is one: of the negative of its first factor."""
+        if sums and isinstance(value, Apply) and value.op == "mul" and value.dtype.is_float:
+            return replace(value, args=(self.negative(value.args[0], sums, span), *value.args[1:]))
+        return self.typing.negate(value, span)
+
+    def stays(self, indices: tuple[Expr, ...]) -> bool:
+        """Whether data decide a place, or a loop around stays at it."""
+        forms = linear_indices(indices)
+        if forms is None:
+            return True
+        moving = {var for form in forms for var in form.values}
+        return any(var not in moving for var in self.context.loops)
+
+    def moves(self, indices: tuple[Expr, ...]) -> bool:
+        """Whether the innermost loop moves a place: it then gets a value once, which is rounded as it is written."""
+        forms = linear_indices(indices)
+        return forms is not None and any(self.context.loops[-1] in form.values for form in forms)
+
+    def without(self, value: Expr, own: Element, whole: bool, span: Span) -> Expr | None:
+        """What a sum adds to an element that is its first term, or the other of two; None where it is neither. `whole`: of two terms alone."""
+        if not isinstance(value, Apply) or value.op not in ("add", "sub") or value.dtype is not own.dtype:
+            return None
+        first, last = value.args
+        if first == own:
+            return last if value.op == "add" else self.negative(last, not whole, span)
+        if last == own and value.op == "add":
+            return first
+        rest = None if whole else self.without(first, own, whole, span)
+        return None if rest is None else replace(value, args=(rest, last))
 
     # -- parts of arrays ----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,9 @@ from tilewright.base.dtypes import bool_
 from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import Size, product
 from tilewright.tree.bounds import linear_indices, range_under
+from tilewright.tree.order.distribution import distributed
 from tilewright.tree.order.independence import NOTHING_FIXED, Fixed, independent, is_reduction
+from tilewright.tree.order.inner_products import products_inside
 from tilewright.tree.order.pivots import around_pivot
 from tilewright.tree.order.rotation import equal_sizes, is_ordered, needed_after, rotated
 from tilewright.tree.races import collision, promised
@@ -153,6 +155,10 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
         return [_inner(loop)]  # in order, so that what is printed is
     outer = assigned(loop.body)
     domain_known = _rectangular((), loop.vars)
+    if not outer and not fixed:
+        ordered = products_inside(loop, merge_nest)
+        if ordered is not loop:
+            return _distributed(ordered, sink, fixed) or _top_loop(merge_nest(ordered), sink, fixed)
     if not outer:
         depth = max((d for d in range(len(loop.vars), 0, -1) if independent(loop, loop.vars[:d], fixed)), default=0)
         if loop.asked == "yes" and depth < len(loop.vars):
@@ -165,6 +171,9 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
         turned = interchanged(loop) if domain_known else None
         if turned is not None:
             return _top_loop(turned, sink, fixed)
+        apart = _distributed(loop, sink, fixed) if domain_known else None
+        if apart is not None:
+            return apart
         # Copies that scatters go to are made before the first step.
         steady = not fixed or all(var.count is not None for s in walk((loop,)) if isinstance(s, TypedLoop) for var in s.vars)
         scatter = scattered(loop) if domain_known and steady and not is_reduction(loop, ()) else None
@@ -207,6 +216,17 @@ def _ordered(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> TypedLoop | No
     around = dict(fixed) if reached is None else {**fixed, var: reached[0] + var.step * Size.of(step_name(var, fixed))}
     body = _ordered_body((replace(loop, vars=rest),) if rest else loop.body, sink, around)
     return None if body is None else replace(loop, vars=(var,), body=body, kind="ordered")
+
+
+def _distributed(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt] | None:
+    """A loop as several that are all parallel, without stores that meet; None where that is not to be had."""
+    parts = None if loop.asked == "yes" else distributed(loop, frozenset(step_name(var, dict(list(fixed.items())[:n])) for n, var in enumerate(fixed)))
+    if parts is None:
+        return None
+    result = [done for part in parts for done in _top_loop(merge_nest(part), sink, fixed)]
+    if not all(isinstance(done, TypedLoop) and done.kind == "parallel" for done in result):
+        return None
+    return None if any(isinstance(s, Store) and s.scatter for s in walk(tuple(result))) else result
 
 
 def _pivoted(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt] | None:

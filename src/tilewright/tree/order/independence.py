@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tilewright.base.affine import AffineForm
+from tilewright.base.intervals import surely_nonnegative
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.tree.bounds import (
     IndexForm,
@@ -42,7 +43,6 @@ from tilewright.tree.typed import (
     TypedIf,
     TypedLoop,
     TypedPrint,
-    TypedWhile,
     TypedYield,
     Variable,
 )
@@ -61,7 +61,7 @@ def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
         return False
     kinds: dict[Variable, str] = {}
     for stmt in walk(loop.body):
-        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
             return False
         if isinstance(stmt, SetVar) and stmt.var in outer:
             return False
@@ -189,9 +189,26 @@ def _array_independent(
     if not all(bases.injective(w, over) for w in writes):
         return False
     return all(
-        a == b or disjoint(a, b, fixed or None) or all(owns_axis((a, b), var) for var in over) or (colours is not None and _other_colour(a, b, over, colours))
+        a == b or disjoint(a, b, fixed or None) or all(owns_axis((a, b), var) for var in over) or _across(a, b, over) or (colours is not None and _other_colour(a, b, over, colours))
         for w in dict.fromkeys(writes) for a, b in ((w, other) for other in distinct)
     )  # fmt: skip
+
+
+def _across(a: Indices, b: Indices, over: Sequence[LoopVar]) -> bool:
+    """Whether two accesses lie across the diagonal from each other, `c[i, j]` and `c[j, i]`, with j on one side of it in every row i. They meet on the diagonal alone,
+    in one iteration of both loops."""
+    if len(a) != 2 or a != b[::-1] or len(over) != 1:
+        return False
+    bare = [index.values[0] for index in a if len(index.factors) == 1 and index.factors[0][1] == ONE and index.constant == ZERO]
+    return len(bare) == 2 and over[0] in bare and any(_on_one_side(column, row) for column, row in (bare, bare[::-1]))
+
+
+def _on_one_side(column: LoopVar, row: LoopVar) -> bool:
+    """Whether an index runs from another one on, or up to it."""
+    first, end = affine(column.lo), affine(column.hi)
+    starts = first is not None and first.values == (row,) and first.factor(row) == ONE and surely_nonnegative(first.constant)
+    ends = end is not None and end.values == (row,) and end.factor(row) == ONE and surely_nonnegative(ONE - end.constant)
+    return column.step == ONE and (starts or ends)
 
 
 # -- colours ------------------------------------------------------------------------------------------------------

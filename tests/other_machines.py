@@ -23,7 +23,7 @@ import tilewright as tw
 
 _COMPILER = "aarch64-linux-gnu-gcc"
 _EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
-_CPUS = {"aarch64-sve256": "max,sve256=on", "aarch64-sve512": "max,sve512=on,sve256=off", "aarch64-neon": "neoverse-n1", "aarch64-scalar": "cortex-a53"}
+_CPUS = {"aarch64-sve256": "max,sve256=on", "aarch64-sve512": "max,sve512=on,sve-default-vector-length=64", "aarch64-neon": "neoverse-n1", "aarch64-scalar": "cortex-a53"}
 
 _HEAD = """
 #include <stdio.h>

@@ -127,7 +127,7 @@ class Target:
     @property
     def has_lane_masks(self) -> bool:
         """Whether a CPU loads and stores some lanes of a vector as fast as all of them."""
-        return self.is_host and self.name in _WITH_AVX512
+        return self.is_host and (self.name in _WITH_AVX512 or self.vector_scale > 0)
 
     @property
     def fetches_results(self) -> bool:

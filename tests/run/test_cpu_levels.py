@@ -280,6 +280,7 @@ CASES = (
     Case("convolution", filtered, filters, exact_filtered, 8, lambda x, w: exact_filtered(np.abs(x), np.abs(w))),
     Case("max_pooling", pooled, planes, exact_pooled, 0),
     Case("stencil", smoothed, lambda: [(floats("f4", *s), 5) for s in ((31, 33), (3, 3), (7, 131))], exact_smoothed, 8, lambda u, steps: np.full(u.shape, 8.0)),
+    Case("stencil_f64", smoothed, lambda: [(floats("f8", *s), 4) for s in ((31, 33), (3, 3), (7, 131))], exact_smoothed, 8, lambda u, steps: np.full(u.shape, 8.0)),
     Case("scan", running_sums, lambda: matrices("f8")()[:5], lambda x: np.cumsum(x, 1), 8, lambda x: np.cumsum(np.abs(x), 1) + 1),
     Case("sort", medians, lambda: [(floats("f4", *s),) for s in ((31, 33), (1, 1), (5, 128), (0, 3))], lambda x: np.median(x, 1)),
     Case("triangular_solve", solved, systems, exact_solved, 64, lambda a, b: np.full(b.shape, 4.0)),

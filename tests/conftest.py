@@ -77,6 +77,12 @@ def _opencl() -> str:
     return "" if opencl.FOUND.devices() else f"no OpenCL device: {opencl.FOUND.unavailable_reason()}"
 
 
+def _qemu() -> str:
+    from other_machines import emulator_lacks
+
+    return emulator_lacks()
+
+
 def _vulkan() -> str:
     from tilewright.runtime.vulkan import device as vulkan
 
@@ -85,7 +91,7 @@ def _vulkan() -> str:
 
 _LACKING: dict[str, Callable[[], str]] = {
     "cpu": _cpu, "emulator": lambda: "", "ptxas": _ptxas, "cuda": _cuda, "webgpu": _webgpu, "tint": _tint, "browser": _browser, "opencl": _opencl,
-    "vulkan": _vulkan,
+    "vulkan": _vulkan, "qemu": _qemu,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ SLOW = (
     "run/test_composed.py",
     "run/test_constructs.py",
     "run/test_contractions.py",
+    "run/test_cpu_levels.py",
     "run/test_example_blocks.py",
     "run/test_example_graph.py",
     "run/test_example_layers.py",

@@ -115,6 +115,11 @@ class Target:
         return self.simt and self.warp_size > 1
 
     @property
+    def vector_scale(self) -> int:
+        """By how much an SVE register is longer than 16 bytes; 0 where a CPU's vectors are no SVE registers. Code for one length is wrong at another."""
+        return self.vector_bytes // 16 if self.is_host and self.name.startswith("aarch64-sve") else 0
+
+    @property
     def has_ieee_maximum(self) -> bool:
         """Whether one instruction of a CPU is the larger of two numbers as IEEE 754-2019 has it: NaN wins, and -0 is below 0."""
         return self.is_host and self.name.startswith("aarch64")
@@ -122,7 +127,7 @@ class Target:
     @property
     def has_lane_masks(self) -> bool:
         """Whether a CPU loads and stores some lanes of a vector as fast as all of them."""
-        return self.is_host and self.name in _WITH_AVX512
+        return self.is_host and (self.name in _WITH_AVX512 or self.vector_scale > 0)
 
     @property
     def fetches_results(self) -> bool:
@@ -295,6 +300,22 @@ def may_use_amx() -> bool:
 _MATRIX_UNIT = ("amx-tile", "amx-bf16", "amx-int8")
 _X86_LEVELS: tuple[tuple[str, int, str], ...] = (("avx512f", 64, "avx512"), ("avx2", 32, "avx2"), ("sse4.1", 16, "sse4.1"))
 
+_SVE_LEVELS = {32: "sve256", 64: "sve512"}
+"""Names of levels by the bytes of an SVE register. Registers of 16 bytes have NEON's instructions, which are shorter."""
+_GET_SVE_LENGTH, _SVE_LENGTH_MASK = 51, 0xFFFF
+
+
+@functools.cache
+def sve_bytes() -> int:
+    """Bytes of this process's SVE registers, as Linux says; 0 without SVE."""
+    if not sys.platform.startswith("linux") or platform.machine().lower() not in ("aarch64", "arm64"):
+        return 0
+    import ctypes
+
+    said = int(ctypes.CDLL(None).prctl(ctypes.c_int(_GET_SVE_LENGTH), *[ctypes.c_ulong(0)] * 4))
+    return said & _SVE_LENGTH_MASK if said > 0 else 0
+
+
 _NO_F16C = ("x86-64", "x86-64-sse4.1", "x86-64-scalar")
 """CPUs whose f16 conversions would be library calls."""
 
@@ -324,6 +345,9 @@ def host_cpu() -> Target:
         base = "x86-64"
     elif machine in ("aarch64", "arm64"):
         base, level, width = "aarch64", "neon", 16
+        # Code for one length is wrong at another: only the very length counts.
+        if features.get("sve") and sve_bytes() in _SVE_LEVELS:
+            level, width = _SVE_LEVELS[sve_bytes()], sve_bytes()
     else:
         base, level, width = machine, "scalar", 8
     try:
@@ -341,12 +365,16 @@ def host_cpu() -> Target:
 
 
 _CPU_PRESETS: dict[str, tuple[str, str, str, int]] = {
+    "x86-64-scalar": ("x86_64-unknown-linux-gnu", "x86-64", "", 8),
     "x86-64": ("x86_64-unknown-linux-gnu", "x86-64", "", 16),
     "x86-64-sse4.1": ("x86_64-unknown-linux-gnu", "x86-64", "+sse4.1", 16),
     "x86-64-avx2": ("x86_64-unknown-linux-gnu", "haswell", "", 32),
     "x86-64-avx512": ("x86_64-unknown-linux-gnu", "skylake-avx512", "-prefer-256-bit", 64),
     "x86-64-amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "-prefer-256-bit", 64),
+    "aarch64-scalar": ("aarch64-unknown-linux-gnu", "generic", "", 8),
     "aarch64-neon": ("aarch64-unknown-linux-gnu", "neoverse-n1", "", 16),
+    "aarch64-sve256": ("aarch64-unknown-linux-gnu", "neoverse-v1", "", 32),
+    "aarch64-sve512": ("aarch64-unknown-linux-gnu", "a64fx", "", 64),
 }
 
 _registered: dict[str, Target] = {}

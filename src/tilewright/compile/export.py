@@ -174,9 +174,8 @@ def cpu_export(
     text, _ = llvm_text(program, target)
     for inside, outside in ((TAKE, "malloc"), (GIVE, "free")):
         text = text.replace(f"@{inside}(", f"@{outside}(")
-    for launch in artifact.launches:
-        # Only the C functions are seen from outside: several exports can be linked together.
-        text = text.replace(f"define void @{launch.entry}(", f"define internal void @{launch.entry}(")
+    # Only the C functions are seen from outside: several exports can be linked together. Kernels' functions, and the parts that others run, are all void.
+    text = text.replace("define void @", "define internal void @")
     needed = [
         f"declare {line}"
         for line in ("ptr @malloc(i64)", "void @free(ptr)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from tilewright.base.target import (
     names,
     parse_target,
     register_target,
+    sve_bytes,
 )
 
 HOPPER = NVPTX["sm_90a"]
@@ -107,3 +109,18 @@ def test_a_cpu_has_no_occupancy() -> None:
 
 def test_limits_without_a_device_are_those_of_one_thread() -> None:
     assert Limits().threads_per_block == Limits().warp_size == Limits().cluster == 1
+
+
+@pytest.mark.parametrize(("has", "length", "level", "width"), [(True, 32, "sve256", 32), (True, 64, "sve512", 64), (True, 16, "neon", 16), (True, 128, "neon", 16), (False, 32, "neon", 16), (True, 0, "neon", 16)])
+def test_sve_is_taken_at_the_length_that_code_is_for(monkeypatch: pytest.MonkeyPatch, has: bool, length: int, level: str, width: int) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("tilewright.base.llvm_library.host_features", lambda: {"neon": True, "sve": has})
+    monkeypatch.setattr("tilewright.base.target.sve_bytes", lambda: length)
+    found = host_cpu.__wrapped__()
+    assert (found.name, found.vector_bytes, found.vector_scale) == (f"aarch64-{level}", width, width // 16 if width > 16 else 0)
+    assert found.has_lane_masks == (width > 16)
+
+
+def test_other_machines_have_no_sve() -> None:
+    assert parse_target("aarch64-neon").vector_scale == parse_target("x86-64-avx512").vector_scale == 0
+    assert platform.machine() in ("aarch64", "arm64") or sve_bytes() == 0

@@ -15,7 +15,7 @@ import pytest
 import tilewright as tw
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.target import parse_target
-from tilewright.codegen.host.shared_library import ARM, _bind_arm, _stub, shared_library
+from tilewright.codegen.host.shared_library import ARM, _bind_arm, _Object, _stub, shared_library
 from tilewright.compile.export import export_target
 
 
@@ -106,6 +106,34 @@ for n, k, m in ((1, 1, 1), (31, 33, 65), (97, 0, 5), (200, 129, 301)):
         np.testing.assert_allclose(column_norms(a), want, rtol=1e-5)
 """,
     )
+
+
+@tw.kernel
+def medians(x: tw.Array) -> tw.Array:
+    return tw.median(x, axis=1)
+
+
+@needs_linux
+def test_kernels_that_run_parts_of_others(tmp_path: Path) -> None:
+    """Parts have functions of their own, which nobody else sees: two exports can be linked together."""
+    tw.export(medians, np.zeros((4, 5), np.float32), folder=tmp_path)
+    run(
+        tmp_path,
+        """
+from medians import medians
+for shape in ((1, 1), (31, 33), (7, 128)):
+    x = rng.standard_normal(shape).astype("f4")
+    for threads in (1, 3):
+        np.testing.assert_array_equal(medians(x, threads=threads), np.median(x, axis=1))
+""",
+    )
+    for target in ("cpu", "aarch64-neon", "aarch64-sve256"):
+        (found,) = (p.read_bytes() for p in tw.export(medians, np.zeros((4, 5), np.float32), target=target, folder=tmp_path) if p.suffix == ".o")
+        assert global_functions(found) == {"medians", "medians_with", "medians_using", "medians_scratch_bytes"}
+
+
+def global_functions(code: bytes) -> set[str]:
+    return {symbol.name for symbol in _Object(code).symbols if symbol.bind and symbol.section}
 
 
 @tw.kernel

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import undefined_symbols
 from tilewright.ir.nodes import Kernel, walk
 
 
@@ -88,6 +89,14 @@ def test_the_emulator_and_every_target_have_it(target: str) -> None:
     assert "every" in opcodes
     assert divided.compile(x, by, target=target).code
     np.testing.assert_array_equal(np.asarray(divided(x, by, device="emulator:thread")), x / by)
+
+
+@pytest.mark.parametrize("target", ["x86-64-scalar", "aarch64-scalar", "x86-64", "x86-64-sse4.1"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_not_where_corrections_would_be_calls(target: str, dtype: type) -> None:
+    x = np.ones((4, 300), dtype)
+    assert all(op.opcode not in ("every", "fma") for op in walk(thread_kernel(divided, x, x[:, :1].copy(), target=target).body))
+    assert not undefined_symbols(divided.compile(x, x[:, :1].copy(), target=target).code) & {"fma", "fmaf"}
 
 
 def test_only_what_a_loop_divides_alike() -> None:

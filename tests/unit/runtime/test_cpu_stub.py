@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import weakref
@@ -15,6 +16,7 @@ from tilewright.base import dtypes
 from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam, SizeBinding
 from tilewright.base.errors import DeviceError
 from tilewright.base.sizes import Size
+from tilewright.base.target import parse_target
 from tilewright.codegen.host import interpreter
 from tilewright.runtime.cpu import program as cpu
 
@@ -463,6 +465,21 @@ def test_run_by_name(add: cpu.CpuProgram, strided: cpu.CpuProgram, total: cpu.Cp
 def test_program_without_a_stub_refuses_every_call(add: cpu.CpuProgram) -> None:
     program = cpu.load(replace(add.artifact, host=b""))
     assert program.call(vector(3), vector(3)) is REFUSED
+
+
+@pytest.mark.parametrize(
+    ("host", "target", "runs"),
+    [
+        ("aarch64-neon", "aarch64-neon", True), ("aarch64-neon", "aarch64-scalar", True), ("aarch64-neon", "aarch64-sve256", False), ("aarch64-sve256", "aarch64-neon", True),
+        ("aarch64-sve256", "aarch64-sve256", True), ("aarch64-sve256", "aarch64-sve512", False), ("aarch64-sve512", "aarch64-sve256", False), ("aarch64-neon", "x86-64-scalar", False),
+        ("x86-64-avx2", "x86-64-scalar", True), ("x86-64-scalar", "x86-64-avx2", False), ("x86-64-avx512", "aarch64-scalar", False),
+    ],
+)  # fmt: skip
+def test_levels_that_a_machine_runs(add: cpu.CpuProgram, monkeypatch: pytest.MonkeyPatch, host: str, target: str, runs: bool) -> None:
+    monkeypatch.setattr(cpu, "host_cpu", lambda: parse_target(host))
+    foreign = replace(add.artifact, target=target)
+    with contextlib.nullcontext() if runs else pytest.raises(DeviceError, match="TW030"):
+        cpu.load(foreign)
 
 
 @pytest.mark.parametrize(("target", "kind"), [("aarch64-neon", "object"), ("sm_90a", "ptx"), ("x86-64-avx512", "ptx")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -38,7 +39,12 @@ def write(program: Program, target: Target) -> ProgramText:
         texts |= zip(group, _shared(alike) or [f.text() for f in alike], strict=True)
     parts = [renumbered(texts[position], 100000 * position) if position else texts[position] for position in range(len(program.calls))]
     declarations = sorted(frozenset[str]().union(*(f.declarations for f in (*functions.values(), *common.values()))))
-    return ProgramText("\n".join(declarations) + "\n" + "\n".join(parts), (0,) * len(parts))
+    return ProgramText("\n".join(declarations) + "\n" + _with_length("\n".join(parts), target.vector_scale), (0,) * len(parts))
+
+
+def _with_length(text: str, scale: int) -> str:
+    """The functions with the length of SVE registers, so that LLVM puts a vector of fixed length in one. 0: there are none."""
+    return re.sub(r"^(define .*) nounwind\b", rf"\1 vscale_range({scale},{scale}) nounwind", text, flags=re.MULTILINE) if scale else text
 
 
 def _shared(functions: Sequence[FunctionParts]) -> list[str] | None:

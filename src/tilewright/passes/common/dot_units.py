@@ -15,6 +15,8 @@ UNITS = ("sdot", "vnni", "maddubs")
 _VNNI = ("avx512vnni", "avxvnni")
 _VNNI_CPUS = ("cascadelake", "cooperlake", "icelake", "rocketlake", "tigerlake", "sapphirerapids", "emeraldrapids", "graniterapids", "alderlake", "znver4", "znver5")
 
+_SDOT_CPUS = ("neoverse-n1", "neoverse-v1")
+
 
 def dot_unit(target: Target) -> str:
     """The best one the CPU has."""
@@ -22,7 +24,7 @@ def dot_unit(target: Target) -> str:
         return ""
     features = target.cpu_features.split(",")
     if target.triple.startswith("aarch64"):
-        return "sdot" if "+dotprod" in features or target.cpu == "neoverse-n1" else ""
+        return "sdot" if "+dotprod" in features or target.cpu in _SDOT_CPUS else ""
     if not target.triple.startswith("x86_64") or target.name == "x86-64" or target.vector_bytes < 16:
         return ""
     # What a host says of itself counts; targets that are only named have the features of their CPU.

@@ -49,7 +49,7 @@ _FORMATS = {f32: _QuotientFormat(u32, f32.mantissa, 127, 100, 24), f64: _Quotien
 def divide_by_reciprocal(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with fewer divisions."""
     if not target.simt:
-        return _divide_exactly(kernel, target)
+        return _divide_exactly(kernel, target) if _multiplies_and_adds(target) else kernel
     return kernel if any(op.opcode in _MATRIX_OPS for op in walk(kernel.body)) else _divide_roughly(kernel)
 
 
@@ -108,6 +108,11 @@ def _scaled(b: Builder, dividends: Sequence[Value], wide: Value, by: Value) -> t
 
 
 # -- to the same bits -----------------------------------------------------------------------------------------------
+
+
+def _multiplies_and_adds(target: Target) -> bool:
+    """Whether a CPU has vectors that are multiplied and added without rounding between; where not, the correction would be calls of the C library."""
+    return target.vector_bytes >= (32 if target.triple.startswith("x86_64") else 16)
 
 
 def _divide_exactly(kernel: Kernel, target: Target) -> Kernel:

@@ -39,6 +39,8 @@ from tilewright.runtime.core.run_sizes import block_count, bounded, no_scratch, 
 from tilewright.runtime.cpu import pool as cpu_pool
 
 _LEVELS = ("scalar", "sse4.1", "avx2", "avx512", "amx")
+_ARM_LEVELS = ("scalar", "neon")
+"""What every such machine runs; code for SVE runs where registers have its length."""
 
 @functools.cache
 def _bind_interpreter() -> None:
@@ -65,6 +67,8 @@ def _require_runnable(artifact: Artifact) -> None:
     fits = host.startswith(base) and artifact.kind == "object"
     if fits and wanted in _LEVELS and have in _LEVELS:
         fits = _LEVELS.index(wanted) <= _LEVELS.index(have)
+    elif base == "aarch64":
+        fits = fits and (wanted in _ARM_LEVELS or wanted == have)
     if not fits:
         raise DeviceError.at(
             "TW030",

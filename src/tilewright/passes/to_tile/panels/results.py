@@ -126,8 +126,9 @@ class PanelResults(RowsInPlace):
         return self.target.has_lane_masks and self.matrix.keep == "b" and len(self.written) == 1
 
     def _masks_rows(self, rest: Sequence[Op]) -> bool:
-        """Whether the few results that a short row has of a tile are written as a vector with a mask."""
-        return self.target.has_lane_masks and self._writes_vectors(rest) and not has_functions(rest) and not any(op.regions for op in rest)
+        """Whether the few results that a short row has of a tile are written as a vector with a mask. Where all columns are one row, there is at most one such piece of a block:
+        its masks would take registers from the innermost loop."""
+        return self.target.has_lane_masks and len(self.written) > 1 and self._writes_vectors(rest) and not has_functions(rest) and not any(op.regions for op in rest)
 
     def _finish_registers(
         self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], top: Value, left: Value, end: Value | None = None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.base.target import parse_target
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Op, walk
 
@@ -218,9 +219,12 @@ def test_edges_are_masked_where_the_target_masks(dtype: str) -> None:
 
 
 def test_a_panel_of_rows_fits_the_nearest_cache() -> None:
-    for target, depth in (("x86-64-avx512", 384), ("x86-64-avx2", 512), ("aarch64-neon", 512)):
-        (call,) = plain.stages(drawn(200, 300), drawn(300, 200), target=target).stages.tile.calls
-        assert f" k={depth} " in str(call.kernel.attrs["schedule"])
+    for dtype, size, depth in (("float32", 4, 512), ("float64", 8, 256)):
+        for target in ("x86-64-avx512", "x86-64-avx2", "aarch64-neon"):
+            (call,) = plain.stages(drawn(200, 300, dtype=dtype), drawn(300, 200, dtype=dtype), target=target).stages.tile.calls
+            words = dict(word.split("=") for word in str(call.kernel.attrs["schedule"]).split())
+            assert int(words["k"]) == depth
+            assert int(words["mr"]) * depth * size <= parse_target(target).costs.caches.panel_bytes
 
 
 @tw.kernel

@@ -179,14 +179,6 @@ n = y.shape[1]
 out = tw.zeros((m, n), x.dtype)
 """
 PRODUCTS: Mapping[str, tuple[str, str]] = {
-    "guarded store": (NEST + """
-for i, j in tw.grid(m, n):
-    total = 0.0
-    for k in range(depth):
-        total += (x[i, k] + 1.0) * y[k, j]
-    if total > 0.0:
-        out[i, j] = total
-return out""", "stored under a condition"),
     "three factors": (NEST + """
 for i, j in tw.grid(m, n):
     total = 0.0
@@ -266,6 +258,14 @@ return out"""
 
 
 SILENT = {
+    "a product whose results are stored under a condition": (NEST + """
+for i, j in tw.grid(m, n):
+    total = 0.0
+    for k in range(depth):
+        total += (x[i, k] + 1.0) * y[k, j]
+    if total > 0.0:
+        out[i, j] = total
+return out""", XY),
     "a number as the length of a sum": ("""
 total = 0.0
 for i in range(n):

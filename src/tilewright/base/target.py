@@ -130,6 +130,11 @@ class Target:
         return self.is_host and (self.name in _WITH_AVX512 or self.vector_scale > 0)
 
     @property
+    def vector_registers(self) -> int:
+        """How many SIMD registers a CPU has."""
+        return 32 if self.name in _WITH_AVX512 or self.name.startswith("aarch64") else 16
+
+    @property
     def fetches_results(self) -> bool:
         """Whether a CPU writes memory faster where a loop asks for lines that it will write to: a processor by itself asks for those it reads."""
         return self.is_host and self.name in _WITH_AVX512

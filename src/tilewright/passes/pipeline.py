@@ -438,6 +438,10 @@ FETCH_RESULTS = Pass(
     "fetch_results", "thread", "thread", late("late.fetch_results", "fetch_results"),
     "CPUs with AVX-512: loops that write whole vectors one after the other ask for lines that they will write to.", takes=TARGET, needs="for",
 )  # fmt: skip
+OUTLINE = Pass(
+    "outline", "thread", "thread", late("common.outline", "outline"),
+    "CPU: code beside an innermost loop that fills the registers is marked to become a function of its own.", takes=TARGET, needs="broadcast",
+)  # fmt: skip
 FETCH_ROWS = Pass(
     "fetch_rows", "thread", "thread", late("late.fetch_rows", "fetch_rows"),
     "The first rows of a product are asked for before the kernel launched before has ended.", takes=("schedule",),
@@ -770,6 +774,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
+        Step(OUTLINE, "Last: functions are arithmetic, and no pass takes code apart afterwards.", ON_CPU),
         Step(PART_PHASES, "After the last pass of kernels."),
     ),
     "launches": (

@@ -19,6 +19,7 @@ from tilewright.base.levels import DEFAULT, LEVELS
 from tilewright.base.record import record
 from tilewright.codegen.cpu import lanes as cpu_lanes
 from tilewright.codegen.cpu import shared_blocks
+from tilewright.codegen.cpu.outlined import OutliningWriter
 from tilewright.codegen.llvm.constants import initialiser
 from tilewright.codegen.llvm.emitter import FunctionWriter, memory_type
 from tilewright.ir.needs import free_values
@@ -227,7 +228,7 @@ class FunctionParts:
     """Constant arrays."""
     metadata: tuple[str, ...]
     parts: tuple[str, ...]
-    """Functions of `run_blocks`."""
+    """Functions of `run_blocks`, and of code that is outlined."""
     declarations: frozenset[str]
 
     def text(self) -> str:
@@ -265,7 +266,7 @@ def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None)
     dialect = CpuDialect(kernel)
     if failures is not None:
         dialect.failures = failures
-    body = FunctionWriter(kernel, dialect, share=True)
+    body = OutliningWriter(kernel, dialect, entry, dialect.local)
     params: list[str] = []
     for position, param in enumerate(kernel.params):
         name = f"%p{position}"
@@ -289,9 +290,10 @@ def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None)
         if level.name != DEFAULT:
             part = replace(part, attrs=MappingProxyType({**part.attrs, "optimize": level.name}))
         parts.append(function_parts(part, f"{entry}.{number}", dialect.failures))
-    dialect.local, owned = _local_arrays(kernel, body)
+    places, owned = _local_arrays(kernel, body)
+    dialect.local.update(places)
     constants = [op for op in walk(shared_blocks.without_bodies(kernel).body) if op.opcode == "alloc" and "values" in op.attrs]
-    dialect.local |= {op.results[0]: f"@{entry}.constant{number}" for number, op in enumerate(constants)}
+    dialect.local.update({op.results[0]: f"@{entry}.constant{number}" for number, op in enumerate(constants)})
     if level.prefetch:
         for position in (position for position, param in enumerate(kernel.params) if isinstance(param.type, Tensor)):
             body.call("void", "llvm.prefetch.p0", ("ptr", f"%p{position}"), ("i32", "0"), ("i32", "3"), ("i32", "1"))
@@ -323,7 +325,8 @@ def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None)
     declarations = body.declarations.union(*(part.declarations for part in parts))
     return FunctionParts(
         entry, tuple(head), tuple(arguments), tuple(params), tuple(body.lines[:before_lines]), tuple(body.lines[before_lines:]), attributes, held,
-        tuple(body.metadata), tuple(renumbered(part.text(), 1000 * number) for number, part in enumerate(parts, 1)), frozenset(declarations),
+        tuple(body.metadata), (*body.functions(attributes), *(renumbered(part.text(), 1000 * number) for number, part in enumerate(parts, 1))),
+        frozenset(declarations),
     )  # fmt: skip
 
 

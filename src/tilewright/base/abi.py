@@ -84,7 +84,7 @@ POOL_GRAIN = 536
 POOL_LANES = 544
 """i64: lanes that blocks are claimed from."""
 POOL_SPIN = 640
-"""i32: spins before sleeping."""
+"""i32: looks at the generation before sleeping."""
 POOL_STOP = 644
 """i32: nonzero asks workers to leave."""
 POOL_READY = 648

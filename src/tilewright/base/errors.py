@@ -321,6 +321,12 @@ class PublicContext(contextlib.ContextDecorator):
             raise
 
 
+def entered(function: F) -> F:
+    """A function that users call and that calls `leave` itself: one call less where calls are counted in tenths of a microsecond."""
+    function.__public__ = function.__called__ = function  # type: ignore[attr-defined]
+    return function
+
+
 def public(function: F) -> F:
     """The function as users call it, the same one for all its names. What a function such as `kernel(...)` returns, a decorator, is public too."""
     known = vars(function).get("__called__")

@@ -14,7 +14,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from tilewright.base.errors import UserError, public
+from tilewright.base.errors import UserError, entered, leave, public
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
 from tilewright.zyn.host.block_runner import BlockRunner, LaunchedBlocks, PlainBlocks, RunBlock
@@ -102,14 +102,26 @@ class ZynModule:
         names = tuple(n for n in dict.fromkeys((*names, *check.missing)) if n in check.used or n in check.missing)
         return names, ModuleCheck(self.tree, frozenset(names))
 
-    @public
+    @entered
     def run(self, device: str | None = None, **inputs: object) -> dict[str, object]:
         """Run the program from top to bottom; the result holds every name it defines at its top level.
 
         A block's own `@device` comes first, then `device`, then the program's `config`, then "auto".
         """
-        found: dict[str, object] = self.repeated(tuple(inputs))(device, *inputs.values())
-        return found
+        found: dict[str, object]
+        try:
+            names = tuple(inputs)
+            repeated = self._repeated.get(names) or self.repeated(names)
+            values = inputs.values()
+            for replay in repeated.replays:
+                found = replay(device, *values)  # type: ignore[assignment]
+                if found is not MISS:
+                    return found
+            found = repeated.run(device, *values)
+            return found
+        except BaseException as error:
+            leave(error)
+            raise
 
     def giving(self, *names: str) -> ZynModule:
         """The same program, whose runs give these names alone. Blocks that only other names need do not run, and arrays that only blocks read need not be written."""

@@ -462,3 +462,13 @@ def test_no_pool_code_is_our_mistake() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True)
     assert done.stdout == "TW040\n"
+
+
+def test_patience_is_counted_in_microseconds(pool: cpu_pool.ThreadPool) -> None:
+    """A look takes 18 ns on one processor and 1 on another: how many a worker takes follows from a measurement."""
+    pool.threads = 2
+    pool.start()
+    assert pool._field(abi.POOL_SPIN).value == pool._looks > 1
+    begun = time.perf_counter()
+    pool.code.look(pool.address, pool._looks)
+    assert time.perf_counter() - begun > cpu_pool.SPIN * 1e-6 / 20

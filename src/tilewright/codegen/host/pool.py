@@ -385,6 +385,21 @@ done:
   ret void
 }}
 
+; Looks at the job counter as a worker does: how long one takes differs by ten between processors.
+define void @tilewright_pool_look(ptr %pool, i32 %turns) {{
+entry:
+  br label %look
+look:
+  %turn = phi i32 [ 0, %entry ], [ %turn.next, %look ]
+  %seen = load atomic i32, ptr %pool seq_cst, align 4
+  {pause}
+  %turn.next = add i32 %turn, 1
+  %more = icmp slt i32 %turn.next, %turns
+  br i1 %more, label %look, label %done
+done:
+  ret void
+}}
+
 define void @tilewright_pool_worker(ptr %pool) {{
 entry:
   %pending = getelementptr i8, ptr %pool, i64 {pending}

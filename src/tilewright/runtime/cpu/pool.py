@@ -19,6 +19,7 @@ import functools
 import operator
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,13 +32,18 @@ from tilewright.runtime.core.builtin import bind_python
 from tilewright.runtime.core.objects import ObjectCode, bind_symbol
 from tilewright.runtime.cpu import interrupts
 
-SPIN = 2000
-"""Looks at the job counter before a worker goes to sleep; `TILEWRIGHT_SPIN` changes it."""
+SPIN = 200
+"""Microseconds that a worker looks for the next job before it goes to sleep; `TILEWRIGHT_SPIN` changes it. To wake one takes 20 to 100: a call of 50 us takes
+three times as long behind one that sleeps."""
+_LOOKS = 2000
+"""Looks until it is known how long one takes."""
+_TIMED_LOOKS = 256
 
 _ALIGN = 128
 _JOIN_SECONDS = 5.0
 
 _OneAddress = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Look = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 _Launch = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _LaunchAll = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
@@ -72,6 +78,7 @@ class _PoolCode:
         self.objects = ObjectCode(code)
         self.worker = _OneAddress(self.objects.address("tilewright_pool_worker"))
         self.initialise = _OneAddress(self.objects.address("tilewright_pool_init"))
+        self.look = _Look(self.objects.address("tilewright_pool_look"))
         self.stop = _OneAddress(self.objects.address("tilewright_pool_stop"))
         self.launch = _Launch(self.objects.address("tilewright_launch_heard"))
         self.launch_all = _LaunchAll(self.objects.address("tilewright_launch_all_heard"))
@@ -89,6 +96,7 @@ class ThreadPool:
         self._memory = ctypes.create_string_buffer(abi.POOL_BYTES + _ALIGN)
         self.address = (ctypes.addressof(self._memory) + _ALIGN - 1) // _ALIGN * _ALIGN
         self._spin = environment.whole("TILEWRIGHT_SPIN", 2**31 - 1) or SPIN
+        self._looks = _LOOKS
         self._threads: list[threading.Thread] = []
         self._lock = fork_safe_lock()
         self._loading = fork_safe_lock()
@@ -139,7 +147,7 @@ class ThreadPool:
 
     def _prepare(self) -> None:
         ctypes.memset(self.address, 0, abi.POOL_BYTES)
-        self._field(abi.POOL_SPIN).value = self._spin
+        self._field(abi.POOL_SPIN).value = self._looks
         if self._loaded is not None:
             self._loaded.initialise(self.address)
 
@@ -166,6 +174,7 @@ class ThreadPool:
             if self._field(abi.POOL_STARTED).value:
                 return
             code = self.code
+            self._time_looks(code)
             # The workers of systems without a pool return at once; there is nothing to start.
             count = self._wanted - 1 if os.name == "posix" else 0
             # Ctrl-C may have ended an earlier try between two threads.
@@ -183,6 +192,16 @@ class ThreadPool:
                     break
             self._field(abi.POOL_WORKERS).value = len(self._threads)
             self._field(abi.POOL_STARTED).value = 1
+
+    def _time_looks(self, code: _PoolCode) -> None:
+        """Find out how many looks a worker's patience is. The shortest of three: the system may interrupt one."""
+        times: list[int] = []
+        for _ in range(3):
+            begun = time.perf_counter_ns()
+            code.look(self.address, _TIMED_LOOKS)
+            times.append(time.perf_counter_ns() - begun)
+        self._looks = min(2**31 - 1, max(1, self._spin * 1000 * _TIMED_LOOKS // max(1, min(times))))
+        self._field(abi.POOL_SPIN).value = self._looks
 
     def _stay(self, address: int) -> None:
         """A worker that keeps to the pool's cores."""

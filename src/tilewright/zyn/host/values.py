@@ -177,6 +177,16 @@ def unary(op: str, operand: Scalar) -> Scalar:
         return _plain(np.negative(operand) if op == "-" else np.invert(operand), operand)
 
 
+def operator(op: str) -> Callable[..., object]:
+    """What computes `left op right` of NumPy's floats and numbers beside them."""
+    return np.true_divide if op == "zdiv" else {"+": np.add, "-": np.subtract, "*": np.multiply, "**": np.power}[op]
+
+
+def function(name: str, arity: int) -> Callable[..., object] | None:
+    """What computes a function of so many of NumPy's floats; None where there is no such function."""
+    return _FUNCTIONS.get(name) if _ARITY.get(name, 1) == arity else None
+
+
 def call(name: str, arguments: list[Scalar]) -> Scalar:
     if name == "cast" or dtypes.is_name(name):
         return _cast(name, arguments)

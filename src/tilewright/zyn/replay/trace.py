@@ -24,6 +24,7 @@ from tilewright.tree.metadata import KernelMetadata
 from tilewright.zyn.host import functions as host_functions
 from tilewright.zyn.host.block_runner import BlockRunner, RecordableBlocks
 from tilewright.zyn.host.blocks import scalar
+from tilewright.zyn.host.formulas import compiled
 from tilewright.zyn.host.run import Run
 from tilewright.zyn.host.values import Unread, ValueNeeded
 from tilewright.zyn.lazy.lazy_array import LazyArray, viewed
@@ -251,9 +252,10 @@ class TraceRecorder(BlockRunner):
         def compute(*values: object) -> object:
             return scalar(formula, dict(zip(names, values)))
 
-        result = compute(*(v.value if isinstance(v, Unread) else v for v in given.values()))
+        numbers = {name: v.value if isinstance(v, Unread) else v for name, v in given.items()}
+        result = compute(*numbers.values())
         item, value = self._result(result, True)
-        self.recording.calls.append(TracedCall("arithmetic", compute, parts, (value,), False))
+        self.recording.calls.append(TracedCall("arithmetic", compiled(formula, numbers, compute) or compute, parts, (value,), False))
         return item
 
     def __call__(self, function: syntax.Function, arguments: Mapping[str, object], device: str) -> object:

@@ -14,7 +14,6 @@ import click
 
 from tilewright.base.errors import Diagnostic, TilewrightError, UserError
 from tilewright.base.target import Target, parse_target
-from tilewright.cli.explicit_names import explicit_names
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.sources import File, Walk, read_source, walk
 from tilewright.compile.collection import no_collection
@@ -43,6 +42,8 @@ def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool, t
             file = read_source(path, every_error=True)
             diagnostics += warnings(file)
             if file.program is None:
+                from tilewright.cli.explicit_names import explicit_names
+
                 explicit, wrong = explicit_names(read_program(Path(path), help=""), path, target)
                 diagnostics += wrong
             result = walk(file, known, certain=True, alike=True)

@@ -293,6 +293,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "short_remainders"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("tile", "lower_packed_rows"): PACKED_ON_ARM,
     ("thread", "expand_dots"): PACKED_ON_ARM,
+    ("thread", "outline"): stages(product, "x86-64-avx512", numbers(64, 64), numbers(64, 64)),
     ("thread", "merge_loads"): PACKED_ROWS,
     ("thread", "fetch_rows"): stages(
         packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256), schedule="family=gemv m=1 n=4 k=256 vector=1 unit=8 matrix=1 pdl=1 fetch=1"

@@ -10,7 +10,6 @@ argument, unless it is narrower than an index.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from tilewright.analysis.inequalities import Inequality, contradict, negated, plus, related
@@ -28,8 +27,6 @@ SPLITS = 4
 """Choices (of a minimum, of a condition) that one proof looks into."""
 TRIES = 128
 """Cases that one proof looks at in all; those of real kernels take fewer than 100. What is not proven by then is tested as it runs."""
-_FIRST_TURNS = 16
-"""Turns of a loop for which a condition is tried: padded windows are inside their image from as many on as there is padding."""
 _LARGE = 1 << 31
 """Factors from which on products of indices may wrap around."""
 
@@ -163,34 +160,24 @@ class _Proofs:
         return all(map(self._compares, op.operands)) if op.opcode == "and" else op.opcode in ("lt", "le", "gt", "ge")
 
     def _last(self, index: Value, facts: Facts, guards: Facts) -> Size | None:
-        """The largest value that facts leave to a loop index. Conditions that are not about it must have indices of their own for which they surely hold: they
-        might keep it from being reached."""
+        """The largest value that facts leave to a loop index. Conditions about it and others together would keep it from being reached; those about indices that
+        have nothing to do with it leave it its loop."""
         factors, constant = self.form(index)
         if len(factors) != 1:
             return None
         ((atom, factor),) = factors.items()
-        others = [guard for guard in guards if atom not in guard[0]]
-        if factor != 1 or _pair(atom)[0] not in self.loops or not self._holds_apart(others, [guard for guard in guards if atom in guard[0]]):
+        others = [self._indices(guard) for guard in guards if atom not in guard[0]]
+        about = frozenset[Hashable]().union(*(self._indices(guard) for guard in guards if atom in guard[0]))
+        if factor != 1 or _pair(atom)[0] not in self.loops or not all(other and other.isdisjoint(about) for other in others):
             return None
         ends = [self._most(plus(fact, ({atom: 1}, 0))) for fact in facts if fact[0].get(atom) == -1]
         found = [end for end in ends if end is not None]
         return functools.reduce(minimum, found) + constant if found else None
 
-    def _holds_apart(self, guards: Facts, others: Facts) -> bool:
-        """Whether conditions hold for some turn of loops that other conditions do not speak of, wherever these loops have turns."""
-        own, strange = (dict.fromkeys(i for guard in some for a in guard[0] if (i := _pair(a)[0]) is not None) for some in (guards, others))
-        if any(index in strange or index not in self.loops for index in own):
-            return False
-        bounds = [fact for index in own for fact in self.loops[index]]
-        if any(_pair(atom)[0] not in (None, index) for index in own for fact in self.loops[index] for atom in fact[0]):
-            return False
-        turns = tuple(plus(*self.loops[index]) for index in own)
-        places = [[_placed(self.loops[index], index, turn) for turn in range(_FIRST_TURNS)] for index in own]
-        for chosen in itertools.product(*places):
-            found = [_substituted(fact, dict(zip(own, chosen, strict=True))) for fact in (*guards, *bounds)]
-            if all(fact[0] or fact[1] >= 0 for fact in found) and all(self.proves(fact, turns) for fact in found):
-                return True
-        return False
+    def _indices(self, guard: Linear) -> frozenset[Hashable]:
+        """The indices that a condition speaks of; none where it speaks of something else, too."""
+        found = frozenset(index for atom in guard[0] if (index := _pair(atom)[0]) is not None)
+        return found if found <= self.loops.keys() else frozenset()
 
     def _is_of_indices(self, value: Value) -> bool:
         """Whether a value is made of loop indices, sizes and constants alone."""
@@ -598,23 +585,6 @@ class _Proofs:
         return _Named(value, (op.opcode, str(value.type), attrs, *(self.name(v) for v in op.operands)))
 
 
-def _placed(bounds: Sequence[Linear], index: Hashable, turn: int) -> Linear:
-    """The index of a turn of its loop."""
-    return plus(plus(({(index, ()): 1}, 0), bounds[0], -1), _number(turn))
-
-
-def _substituted(fact: Linear, chosen: Mapping[Hashable, Linear]) -> Linear:
-    """An inequality with what indices are."""
-    result = _number(fact[1])
-    for atom, factor in fact[0].items():
-        index, sizes = _pair(atom)
-        if index not in chosen:
-            result = plus(result, ({atom: 1}, 0), factor)
-            continue
-        result = plus(result, _scaled(chosen[index], sizes), factor)
-    return result
-
-
 class _Named:
     """A value, equal to others that are computed alike."""
 
@@ -701,21 +671,15 @@ def _times(fact: Linear, sizes: Monomial) -> Iterator[Linear]:
     if not sizes:
         yield fact
         return
-    if surely_nonnegative(Size(((sizes, 1),))):
-        yield _scaled(fact, sizes)
-
-
-def _scaled(sum_: Linear, sizes: Monomial) -> Linear:
-    """A sum times a product of sizes."""
-    if not sizes:
-        return sum_
+    if not surely_nonnegative(Size(((sizes, 1),))):
+        return
     factors: dict[Hashable, int] = {}
-    for atom, factor in sum_[0].items():
+    for atom, factor in fact[0].items():
         index, own = _pair(atom)
         factors[index, tuple(sorted((*own, *sizes), key=str))] = factor
-    if sum_[1]:
-        factors[None, sizes] = factors.get((None, sizes), 0) + sum_[1]
-    return {atom: factor for atom, factor in factors.items() if factor}, 0
+    if fact[1]:
+        factors[None, sizes] = factors.get((None, sizes), 0) + fact[1]
+    yield {atom: factor for atom, factor in factors.items() if factor}, 0
 
 
 def _of_call(call: SizeCall) -> Iterator[Linear]:

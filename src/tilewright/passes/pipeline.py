@@ -101,6 +101,10 @@ JOIN_GUARDS = Pass(
     "join_guards", "loop", "loop", late("windows.join_guards", "join_guards"),
     "Sums of sums under conditions become one sum under one condition, whose tests are bounds of the indices of loads.", needs="reduce",
 )  # fmt: skip
+NARROW_ARRAYS = Pass(
+    "narrow_arrays", "program", "program", late("windows.narrow_arrays", "narrow_arrays"),
+    "CPU: axes that loops under conditions walk in part, as windows of literal size do, count as long as these loops.", takes=TARGET, needs="reduce",
+)  # fmt: skip
 SINGLE_PLACES = Pass(
     "single_places", "loop", "loop", late("windows.single_places", "single_places"),
     "GPU: sums over windows of a single place become plain sums over channels.", gpu=True, needs="reduce",
@@ -689,6 +693,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),
+        Step(NARROW_ARRAYS, "After join_guards: products and windows are recognised after it."),
         Step(SINGLE_PLACES, "After join_guards: a condition has all tests of a sum."),
         Step(SQUARE_RESULTS, "Before square_triangles, which sees the sums of all results."),
         Step(SQUARE_TRIANGLES, "Beside join_guards: the condition it writes is one."),

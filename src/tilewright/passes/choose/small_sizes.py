@@ -21,7 +21,7 @@ def small_sums(calls: Iterable[KernelCall]) -> tuple[tuple[frozenset[str], froze
     """For each kernel that gains: the sizes that its sums and sweeps run over, all of which have to be small, those of the loops around, and how small they have
     to be. A product has its rows and its columns, too: where there is one, it is a matrix times a vector."""
     fixed = [call for call in calls if not call.varies]
-    found = [(names, _around(call.kernel), SMALL_EXTENT) for call in fixed if (names := _lengths(call.kernel))]
+    found = [(names, _around(call.kernel), SMALL_EXTENT) for call in fixed if (names := _lengths(call.kernel) or _narrowed(call.kernel))]
     found += [(frozenset((name,)), frozenset[str](), 1) for call in fixed for name in _sides(call.kernel)]
     return tuple(dict.fromkeys(found))
 
@@ -53,7 +53,14 @@ def fixed_sizes(calls: Iterable[KernelCall], extents: Mapping[str, int]) -> dict
 
 
 def _around(kernel: Kernel) -> frozenset[str]:
-    return frozenset(extent.name for extent in nest_of(kernel).extents if extent.name is not None)
+    return frozenset(extent.name for extent in nest_of(kernel).extents if extent.name is not None) | _narrowed(kernel)
+
+
+def _narrowed(kernel: Kernel) -> frozenset[str]:
+    """The extents of axes that windows walk in part, of which the strides of weights are made."""
+    names = kernel.attrs.get("narrowed", ())
+    assert isinstance(names, tuple)
+    return frozenset(map(str, names))
 
 
 def _lengths(kernel: Kernel) -> frozenset[str]:

@@ -1,0 +1,311 @@
+"""Windows whose size is written as a number, or taken from one axis of the weights for two: they are convolutions like others."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.base.errors import TilewrightError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+RNG = np.random.default_rng(7)
+
+
+@tw.kernel
+def whole(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(3):
+                for q in range(3):
+                    y = i + p - 1
+                    z = j + q - 1
+                    if 0 <= y < height and 0 <= z < width:
+                        total += x[b, c, y, z] * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
+@tw.kernel
+def nested(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(3):
+                y = i + p - 1
+                if y >= 0 and y < height:
+                    for q in range(3):
+                        z = j + q - 1
+                        if z >= 0 and z < width:
+                            total += w[f, c, p, q] * x[b, c, y, z]
+        out[b, f, i, j] = total
+    return out
+
+
+@tw.kernel
+def square(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters, _, size, _ = w.shape
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(size):
+                for q in range(size):
+                    y = i + p - 1
+                    z = j + q - 1
+                    if 0 <= y < height and 0 <= z < width:
+                        total += x[b, c, y, z] * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
+@tw.kernel
+def channels_last(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, height, width, channels = x.shape
+    filters = w.shape[3]
+    out = tw.empty((n, height, width, filters), x.dtype)
+    for b, i, j, f in tw.grid(n, height, width, filters):
+        total = tw.f32(0)
+        for p in range(3):
+            for q in range(3):
+                for c in range(channels):
+                    y = i + p - 1
+                    z = j + q - 1
+                    if 0 <= y < height and 0 <= z < width:
+                        total += x[b, y, z, c] * w[p, q, c, f]
+        out[b, i, j, f] = total
+    return out
+
+
+@tw.kernel
+def strided(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    rows, columns = (height + 1) // 2, (width + 1) // 2
+    out = tw.empty((n, filters, rows, columns), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, rows, columns):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(3):
+                for q in range(3):
+                    y = 2 * i + p - 1
+                    z = 2 * j + q - 1
+                    if 0 <= y < height and 0 <= z < width:
+                        total += x[b, c, y, z] * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
+@tw.kernel
+def dilated(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(3):
+                for q in range(3):
+                    y = i + 2 * p - 2
+                    z = j + 2 * q - 2
+                    if 0 <= y < height and 0 <= z < width:
+                        total += x[b, c, y, z] * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
+@tw.kernel
+def depthwise(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    out = tw.empty((n, channels, height, width), x.dtype)
+    for b, c, i, j in tw.grid(n, channels, height, width):
+        total = tw.f32(0)
+        for p in range(3):
+            for q in range(3):
+                y = i + p - 1
+                z = j + q - 1
+                if 0 <= y < height and 0 <= z < width:
+                    total += x[b, c, y, z] * w[c, p, q]
+        out[b, c, i, j] = total
+    return out
+
+
+@tw.kernel
+def along(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, length = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, length), x.dtype)
+    for b, f, i in tw.grid(n, filters, length):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(5):
+                y = i + p - 2
+                if 0 <= y < length:
+                    total += x[b, c, y] * w[f, c, p]
+        out[b, f, i] = total
+    return out
+
+
+@tw.kernel
+def volume(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, depth, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, depth, height, width), x.dtype)
+    for b, f, h, i, j in tw.grid(n, filters, depth, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for o in range(3):
+                for p in range(3):
+                    for q in range(3):
+                        a = h + o - 1
+                        y = i + p - 1
+                        z = j + q - 1
+                        if 0 <= a < depth and 0 <= y < height and 0 <= z < width:
+                            total += x[b, c, a, y, z] * w[f, c, o, p, q]
+        out[b, f, h, i, j] = total
+    return out
+
+
+@tw.kernel
+def image(x: tw.Array, w: tw.Array) -> tw.Array:
+    height, width = x.shape
+    out = tw.empty((height, width), x.dtype)
+    for i, j in tw.grid(height, width):
+        total = x.dtype(0)
+        for p in range(3):
+            for q in range(3):
+                y = i + p - 1
+                z = j + q - 1
+                if 0 <= y < height and 0 <= z < width:
+                    total += x[y, z] * w[p, q]
+        out[i, j] = total
+    return out
+
+
+CASES: dict[str, tuple[Any, int, str, int, int]] = {
+    "whole": (whole, 2, "fc", 1, 1),
+    "nested": (nested, 2, "fc", 1, 1),
+    "square": (square, 2, "fc", 1, 1),
+    "channels_last": (channels_last, 2, "cf", 1, 1),
+    "strided": (strided, 2, "fc", 2, 1),
+    "dilated": (dilated, 2, "fc", 1, 2),
+    "depthwise": (depthwise, 2, "c", 1, 1),
+    "along": (along, 1, "fc", 1, 1),
+    "volume": (volume, 3, "fc", 1, 1),
+    "image": (image, 2, "", 1, 1),
+}
+"""The kernel, the axes of its window, the other axes of its weights, its stride and dilation."""
+SHAPES = [(1, 1, 1, 1), (2, 3, 7, 5), (1, 5, 17, 33), (1, 33, 13, 31), (0, 3, 7, 5)]
+"""Images, channels, height, width."""
+
+
+def made(name: str, shape: tuple[int, int, int, int], filters: int, larger: int = 0) -> tuple[Array, Array]:
+    """An image and weights, whose window is larger than the kernel's by some."""
+    _, axes, kind, _, _ = CASES[name]
+    n, channels, height, width = shape
+    taps = 5 if axes == 1 else 3
+    size = (taps + larger,) * axes
+    sides = (4, height, width)[3 - axes :]
+    images = sides if not kind else (n, *sides, channels) if kind == "cf" else (n, channels, *sides)
+    weights = {"": size, "c": (channels, *size), "fc": (filters, channels, *size), "cf": (*size, channels, filters)}[kind]
+    return RNG.standard_normal(images).astype(np.float32), RNG.standard_normal(weights).astype(np.float32)
+
+
+def wanted(name: str, x: Array, w: Array) -> Array:
+    """The sum over taps, each of them over the whole image, in float64."""
+    _, axes, kind, step, apart = CASES[name]
+    taps = 5 if axes == 1 else 3
+    a, b = x.astype(np.float64), w.astype(np.float64)
+    if kind == "":
+        a, b = a[None, None], b[None, None]
+    elif kind == "cf":
+        a, b = np.moveaxis(a, -1, 1), np.moveaxis(b, (-1, -2), (0, 1))
+    sides = a.shape[2:]
+    framed = np.pad(a, ((0, 0), (0, 0), *((apart * (taps // 2),) * 2 for _ in sides)))
+    total: Any = 0
+    for tap in np.ndindex(*(taps,) * axes):
+        seen = framed[(slice(None), slice(None), *(slice(apart * t, apart * t + side, step) for t, side in zip(tap, sides, strict=True)))]
+        own = b[(..., *tap)]
+        total = total + (np.einsum("bc...,fc->bf...", seen, own) if kind != "c" else seen * own[None, :, *(None,) * axes])
+    return total[0, 0] if kind == "" else np.moveaxis(total, 1, -1) if kind == "cf" else total
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("name", "larger"), [(name, larger) for name in CASES for larger in (0, 2) if name != "square" or not larger])
+def test_right_whatever_the_weights_have_beyond(name: str, shape: tuple[int, int, int, int], larger: int) -> None:
+    x, w = made(name, shape, 6, larger)
+    found = CASES[name][0](x, w)
+    assert found.shape == wanted(name, x, w).shape
+    np.testing.assert_allclose(found, wanted(name, x, w), rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_image_that_is_no_number_at_its_border(name: str) -> None:
+    x, w = made(name, (1, 3, 9, 11), 4)
+    x[..., 0] = np.nan
+    x[..., -1] = np.inf
+    with np.errstate(invalid="ignore"):
+        expected = wanted(name, x, w)
+        found = np.asarray(CASES[name][0](x, w))
+    framed = np.isfinite(expected)
+    assert framed.any() == np.isfinite(found).any()
+    np.testing.assert_allclose(found[framed], expected[framed], rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_that_are_too_small_are_refused(name: str) -> None:
+    x, w = made(name, (1, 3, 9, 11), 4, larger=-1)
+    if name == "square":
+        w = w[..., :1]
+    with pytest.raises(TilewrightError, match="TW013"):
+        CASES[name][0](x, w)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_are_convolutions(name: str) -> None:
+    x, w = made(name, (1, 32, 28, 28), 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tw.PerformanceWarning)
+        CASES[name][0](x, w)
+
+
+def test_weights_too_small_for_an_image_without_elements() -> None:
+    x, w = made("whole", (0, 3, 9, 11), 4, larger=-1)
+    with pytest.raises(TilewrightError, match="TW013"):
+        whole(x, w)
+
+
+def test_weights_that_are_a_view() -> None:
+    x, w = made("whole", (2, 5, 20, 22), 9, larger=1)
+    view = w[:, :, ::-1, 1:][:, :, :, ::-1]
+    np.testing.assert_allclose(whole(x, view), wanted("whole", x, np.ascontiguousarray(view)), rtol=2e-5, atol=2e-4)
+
+
+def test_a_condition_about_a_loop_keeps_it_inside() -> None:
+    x = RNG.standard_normal(40).astype(np.float32)
+    np.testing.assert_allclose(some_taps(x, x[:2].copy()), [np.dot(x[i : i + 2], x[:2]) for i in range(33)], rtol=2e-5, atol=2e-5)
+
+
+@tw.kernel
+def some_taps(x: tw.Array, w: tw.Array) -> tw.Array:
+    (n,) = x.shape
+    (m,) = w.shape
+    out = tw.empty((n - 7,), x.dtype)
+    for i in range(n - 7):
+        total = tw.f32(0)
+        for p in range(8):
+            if p < m and i + p < n:
+                total += x[i + p] * w[p]
+        out[i] = total
+    return out

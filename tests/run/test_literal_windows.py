@@ -193,6 +193,60 @@ def image(x: tw.Array, w: tw.Array) -> tw.Array:
     return out
 
 
+@tw.kernel
+def padded(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(3):
+                for q in range(3):
+                    y = i + p - 1
+                    z = j + q - 1
+                    value = x[b, c, y, z] if y >= 0 and y < height and z >= 0 and z < width else tw.f32(0)
+                    total += value * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
+@tw.kernel
+def skipped(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(3):
+                y = i + p - 1
+                if y < 0 or y >= height:
+                    continue
+                for q in range(3):
+                    z = j + q - 1
+                    if z < 0 or z >= width:
+                        continue
+                    total += x[b, c, y, z] * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
+@tw.kernel
+def cut(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(max(0, 1 - i), min(3, height + 1 - i)):
+                for q in range(max(0, 1 - j), min(3, width + 1 - j)):
+                    total += x[b, c, i + p - 1, j + q - 1] * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
 CASES: dict[str, tuple[Any, int, str, int, int]] = {
     "whole": (whole, 2, "fc", 1, 1),
     "nested": (nested, 2, "fc", 1, 1),
@@ -204,6 +258,9 @@ CASES: dict[str, tuple[Any, int, str, int, int]] = {
     "along": (along, 1, "fc", 1, 1),
     "volume": (volume, 3, "fc", 1, 1),
     "image": (image, 2, "", 1, 1),
+    "padded": (padded, 2, "fc", 1, 1),
+    "skipped": (skipped, 2, "fc", 1, 1),
+    "cut": (cut, 2, "fc", 1, 1),
 }
 """The kernel, the axes of its window, the other axes of its weights, its stride and dilation."""
 SHAPES = [(1, 1, 1, 1), (2, 3, 7, 5), (1, 5, 17, 33), (1, 33, 13, 31), (0, 3, 7, 5)]
@@ -272,12 +329,45 @@ def test_weights_that_are_too_small_are_refused(name: str) -> None:
         CASES[name][0](x, w)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "cut"])
 def test_they_are_convolutions(name: str) -> None:
     x, w = made(name, (1, 32, 28, 28), 32)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tw.PerformanceWarning)
         CASES[name][0](x, w)
+
+
+@pytest.mark.parametrize("name", ["whole", "square", "padded", "skipped", "cut"])
+def test_on_the_emulator(name: str) -> None:
+    x, w = made(name, (1, 5, 7, 9), 6, larger=0 if name == "square" else 2)
+    np.testing.assert_allclose(CASES[name][0](x, w, device="emulator"), wanted(name, x, w), rtol=2e-5, atol=2e-4)
+
+
+@tw.kernel
+def masked_rows(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, depth = a.shape
+    _, n = b.shape
+    out = tw.empty((m, n), a.dtype)
+    for i, j in tw.grid(m, n):
+        total = a.dtype(0)
+        for k in range(depth):
+            value = a[i, k] if k > 2 and k + i < depth else a.dtype(0)
+            total += value * b[k, j]
+        out[i, j] = total
+    return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (33, 31, 7), (70, 65, 67), (0, 3, 4), (3, 0, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_factor_under_a_condition_of_its_own(sizes: tuple[int, int, int], dtype: type, device: str) -> None:
+    m, depth, n = sizes
+    a, b = RNG.standard_normal((m, depth)).astype(dtype), RNG.standard_normal((depth, n)).astype(dtype)
+    i, k = np.ogrid[:m, :depth]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tw.PerformanceWarning)
+        found = masked_rows(a, b, device=device)
+    np.testing.assert_allclose(found, np.where((k > 2) & (k + i < depth), a, 0).astype(np.float64) @ b, rtol=2e-5, atol=2e-4)
 
 
 def test_weights_too_small_for_an_image_without_elements() -> None:

@@ -145,19 +145,23 @@ class _Proofs:
             for place, region in enumerate(op.regions):
                 if not all(map(self._is_of_indices, op.operands)) or op.opcode == "while":
                     continue
-                if op.opcode == "if" and (place or not self._compares(op.operands[0])):
+                if op.opcode == "if" and not self._compares(op.operands[0], place == 0):
                     continue
                 more = tuple(self.inside(op, place))
                 counts = [_as_size(self.form(v)) for v in op.operands] if op.opcode in ("parallel", "reduce") else []
                 around = (*extents, *(count for count in counts if count is not None))
                 yield from self.reaches(region, (*facts, *more), (*guards, *more) if op.opcode == "if" else guards, around)
 
-    def _compares(self, value: Value) -> bool:
-        """Whether a condition is made of comparisons that all hold."""
+    def _compares(self, value: Value, holds: bool) -> bool:
+        """Whether a condition, or its opposite, is made of comparisons that all hold."""
         op = self.made.get(value)
         if op is None:
             return False
-        return all(map(self._compares, op.operands)) if op.opcode == "and" else op.opcode in ("lt", "le", "gt", "ge")
+        if op.opcode == "not":
+            return self._compares(op.operands[0], not holds)
+        if op.opcode == ("and" if holds else "or"):
+            return all(self._compares(part, holds) for part in op.operands)
+        return op.opcode in ("lt", "le", "gt", "ge")
 
     def _last(self, index: Value, facts: Facts, guards: Facts) -> Size | None:
         """The largest value that facts leave to a loop index. Conditions about it and others together would keep it from being reached; those about indices that

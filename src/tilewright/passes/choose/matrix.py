@@ -102,7 +102,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if kernel.attrs.get("zeros"):
         found = found.unguarded()
     literal = not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b))
-    if literal and not kernel.attrs.get("repaired"):
+    if literal and not kernel.attrs.keys() & {"repaired", "padded"}:
         # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
         return ()
     if not target.simt:

@@ -58,7 +58,7 @@ def product_refusal(kernel: Kernel, target: Target, sizes: Mapping[str, int]) ->
         return reason, _ADVICE.get(reason, _PLAIN)
     found = find_contraction(kernel)
     assert found is not None
-    if not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b)):
+    if "padded" not in kernel.attrs and not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b)):
         return (
             "a condition leaves out terms for another reason than that an index is outside its array",
             "let the condition compare the operand's own indices with its extents, or multiply by a factor that is zero there",

@@ -6,6 +6,9 @@ indices that its loads have, as windows and contractions are recognised by:
     reduce q, r { y = i - r; if y >= 0 { reduce s { z = j - s; if not (z < 0) { x[y, z] * w[r, s] } else { 0 } } } else { 0 } }
     -> reduce q, r, s { y = i - r; z = j - s; if y >= 0 and z >= 0 { x[y, z] * w[r, s] } else { 0 } }
 
+A factor that is zero where a condition does not hold says the same of its term. The kernel's attribute `padded` says that all conditions were such: terms without
+them may be computed as products with zero, whatever the condition says.
+
 So does the largest of largest numbers. Conditions may only speak of indices, and each of those above another sum must speak of an index that is summed over: one that speaks of results only
 decides whether there is anything to add up at all.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.analysis.affine import Forms, analyse, lowest
 from tilewright.base.record import record
@@ -37,6 +41,8 @@ class FlatSum:
     term: Value
     levels: int
     """How many sums and conditions were joined."""
+    padded: bool
+    """Whether all conditions were those of factors, which are zero where they do not hold."""
 
 
 def join_guards(kernel: Kernel) -> Kernel:
@@ -52,16 +58,19 @@ def join_guards(kernel: Kernel) -> Kernel:
     forms = analyse(kernel)
     made = {result: op for op in walk(kernel.body) for result in op.results}
     changed: dict[Op, Op] = {}
+    padded = False
     for op in candidates:
         flat = flattened(op, made)
         new = _joined(op, flat, made, forms) if flat is not None else None
-        if new is not None:
+        if new is not None and flat is not None:
             changed[op] = new
+            padded = flat.padded
     if not changed:
         return kernel
     ops = tuple(changed.get(op, op) for op in region.ops)
     nest = replace(parallel, regions=(Block(region.args, ops),))
-    return eliminate_dead(replace(kernel, body=Block(kernel.body.args, tuple(nest if op is parallel else op for op in kernel.body.ops))))
+    attrs = MappingProxyType({**kernel.attrs, "padded": True}) if padded and len(candidates) == 1 else kernel.attrs
+    return eliminate_dead(replace(kernel, attrs=attrs, body=Block(kernel.body.args, tuple(nest if op is parallel else op for op in kernel.body.ops))))
 
 
 def is_sum(op: Op) -> bool:
@@ -85,9 +94,19 @@ def flattened(sum_: Op, made: Made) -> FlatSum | None:
     term = sum_.regions[0].yields[0]
     conditions: list[Value] = []
     pending: list[Value] = []
-    levels = 1
+    levels, padding = 1, 0
     while True:
         op = made.get(term)
+        padded = _padded_factor(op, ops, sum_, made) if op is not None and op in ops else None
+        if op is not None and padded is not None:
+            ops.remove(op)
+            ops.remove(padded)
+            ops += padded.regions[0].ops[:-1] if padded.regions else ()
+            pending.append(padded.operands[0])
+            value = padded.regions[0].yields[0] if padded.regions else padded.operands[1]
+            ops.append(Op(op.opcode, tuple(value if v is padded.result else v for v in op.operands), op.results, op.attrs, (), op.span))
+            levels, padding = levels + 2, padding + 1  # a condition moves from the factor to the term
+            continue
         if op is None or op not in ops or any(other is not op and (other.regions or has_effects(other)) for other in ops):
             break
         if op.opcode == "if" and len(op.results) == 1 and _is_nothing(op.regions[1].yields[0], sum_, made) and not has_effects(op):
@@ -116,7 +135,22 @@ def flattened(sum_: Op, made: Made) -> FlatSum | None:
         return None
     if not all(_is_arithmetic(c, made, set(ops)) for c in conditions):
         return None
-    return FlatSum(tuple(extents), tuple(args), tuple(ops), tuple(conditions), term, levels)
+    return FlatSum(tuple(extents), tuple(args), tuple(ops), tuple(conditions), term, levels, padding == len(conditions))
+
+
+def _padded_factor(op: Op, ops: Sequence[Op], sum_: Op, made: Made) -> Op | None:
+    """What makes a factor of a term, or zero where a condition does not hold: that says of the condition what a sum of terms under it does."""
+    if op.opcode != "mul" or sum_.attrs["kind"] != "add" or not dtype_of(op.result.type).is_float:
+        return None
+    for factor in op.operands:
+        found = made.get(factor)
+        if found is None or found not in ops or factor in [v for other in ops if other is not op for v in other.operands]:
+            continue
+        if found.opcode == "if" and len(found.results) == 1 and _is_nothing(found.regions[1].yields[0], sum_, made) and not has_effects(found):
+            return found
+        if found.opcode == "select" and _is_nothing(found.operands[2], sum_, made):
+            return found
+    return None
 
 
 def _is_alike(op: Op, sum_: Op) -> bool:

@@ -53,7 +53,7 @@ def square_triangles(program: Program) -> Program:
 def as_product(kernel: Kernel) -> tuple[Kernel, ...]:
     """The product and what repairs it; none where the kernel is no such product."""
     parallels = [op for op in kernel.body.ops if op.opcode == "parallel"]
-    if len(parallels) != 1 or "repaired" in kernel.attrs:
+    if len(parallels) != 1 or kernel.attrs.keys() & {"repaired", "padded"}:
         return ()
     (nest,) = parallels
     sums = [op for op in nest.regions[0].ops if op.regions]

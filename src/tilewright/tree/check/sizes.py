@@ -217,6 +217,8 @@ class SizeChecker:
             if len(found) != len({e.var for e in found}) or any(isinstance(e, Apply) and e.op == "mod" and not _reaches_all(e) for e in walk_expr(value)):
                 return False
         own = set(linear.values) if linear is not None else {e.var for e in found}
+        if any(own & bound_by(var) - {var} and (affine(var.lo) is None or affine(var.hi) is None) for var in own):
+            return False  # windows that are cut at borders: `p in max(0, 1 - i)..min(3, n + 1 - i)` keeps `i + p - 1` inside
         return not any(var not in own and own & bound_by(var) for var in self.context.loops)
 
     def may_be_longer(self, array: ArrayInfo, axis: int) -> None:

@@ -52,6 +52,10 @@ GUARD_CHECKS = Pass(
     "guard_checks", "program", "program", late("program.guard_checks", "guard_checks"),
     "Loads under a condition that speaks of other indices get a check that their loops fit their arrays.",
 )  # fmt: skip
+WHOLE_WINDOWS = Pass(
+    "whole_windows", "loop", "loop", late("windows.whole_windows", "whole_windows"),
+    "Loops over the part of a window that is inside an array become loops over the whole window, under conditions.", needs="reduce",
+)  # fmt: skip
 UNPACK_BLOCKS = Pass(
     "unpack_blocks", "program", "program", late("packed.unpack_blocks", "unpack_blocks"),
     "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.", takes=("metadata",),
@@ -662,12 +666,14 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "kernel": (
         Step(LOWER_TREE, "The first: everything after it works on IR alone."),
         Step(UNPACK_BLOCKS, "The rest of the compiler knows no packed dtypes."),
+        Step(WHOLE_WINDOWS, "Before accesses are checked: places in a window are then numbers of its loops."),
         Step(GUARD_CHECKS, "The program is still as its author wrote it, so that messages name what the author knows."),
     ),
     "blocks": (
         Step(LOWER_TREE, "Each block is lowered as if it were alone."),
         Step(LINK_BLOCKS, "Fusion must see all blocks as one program."),
         Step(UNPACK_BLOCKS, "As for one kernel."),
+        Step(WHOLE_WINDOWS, "As for one kernel."),
         Step(GUARD_CHECKS, "As for one kernel."),
     ),
     "index checks": (

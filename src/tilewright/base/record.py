@@ -93,7 +93,7 @@ _NO_FIELDS = ("ClassVar", "typing.ClassVar", "InitVar", "dataclasses.InitVar", "
 """How annotations begin that are no fields."""
 
 
-class _Part:
+class _OwnField:
     """A field with what records ask of it. `dataclasses` takes ten times as long for one of its own, which is seldom asked for."""
 
     __slots__ = ("annotation", "compare", "default", "default_factory", "init", "kw_only", "repr")
@@ -117,15 +117,15 @@ def _settled(field: dataclasses.Field[object], name: str, annotation: Any, kw_on
     return field
 
 
-_Parts = dict[str, "dataclasses.Field[object] | _Part"]
+_Fields = dict[str, "dataclasses.Field[object] | _OwnField"]
 
 
 class _LateFields:
     """Stands where `dataclasses` looks for the fields of a record, and makes them when it does."""
 
     def __get__(self, instance: object, owner: type) -> dict[str, dataclasses.Field[object]]:
-        parts: _Parts = owner.__record_parts__  # type: ignore[attr-defined]
-        made = {name: part.field(name) if isinstance(part, _Part) else part for name, part in parts.items()}
+        parts: _Fields = owner.__record_parts__  # type: ignore[attr-defined]
+        made = {name: part.field(name) if isinstance(part, _OwnField) else part for name, part in parts.items()}
         setattr(owner, "__dataclass_fields__", made)  # noqa: B010
         return made
 
@@ -133,9 +133,9 @@ class _LateFields:
 _LATE_FIELDS = _LateFields()
 
 
-def _parts(cls: type, kw_only: bool) -> _Parts:
+def _parts(cls: type, kw_only: bool) -> _Fields:
     """The class's fields, those of its bases first."""
-    found: _Parts = {}
+    found: _Fields = {}
     for base in cls.__mro__[-2:0:-1]:
         known = base.__dict__
         found.update(known["__record_parts__"] if "__record_parts__" in known else known.get("__dataclass_fields__", {}))
@@ -154,7 +154,7 @@ def _parts(cls: type, kw_only: bool) -> _Parts:
             else:
                 setattr(cls, name, default)
         else:
-            found[name] = _Part(annotation, default, kw_only)
+            found[name] = _OwnField(annotation, default, kw_only)
         if default is not _MISSING and type(default).__hash__ is None:
             raise ValueError(f"{cls.__name__}.{name}: objects would share {default!r}: use a default_factory")
     return found
@@ -190,11 +190,32 @@ def _make(cls: type[T], kw_only: bool, identity: bool, slots: bool) -> type[T]:
     return cls
 
 
+def replace(item: T, /, **changes: Any) -> T:
+    """As `dataclasses.replace`, for passes that make many: of a record it takes a third of the time."""
+    cls = type(item)
+    parts = getattr(cls, "__record_parts__", None)
+    if parts is None:
+        return dataclasses.replace(item, **changes)  # type: ignore[type-var]
+    if cls.__init__ is not _init:
+        for name in parts:
+            if name not in changes:
+                changes[name] = getattr(item, name)
+        return cls(**changes)
+    made = object.__new__(cls)
+    values, before = made.__dict__, item.__dict__
+    # Properties that are computed once lie beside the fields.
+    values.update(before if len(before) == len(parts) else {name: before[name] for name in parts})
+    values.update(changes)
+    if len(values) != len(parts):
+        raise TypeError(f"{cls.__name__}: unknown arguments {[name for name in changes if name not in parts]}")
+    return made
+
+
 _OWN = frozenset({"__init__", "__repr__", "__eq__", "__hash__"})
 """Methods that a class may write itself."""
 
 
-def _slotted(cls: type[T], parts: _Parts, written: dict[str, object], identity: bool) -> type[T]:
+def _slotted(cls: type[T], parts: _Fields, written: dict[str, object], identity: bool) -> type[T]:
     """The class once more, with a place for each field. Slots cannot be added to a class that is there."""
     if not identity or "__init__" not in cls.__dict__:
         raise TypeError(f"{cls.__name__}: a record with slots compares by identity and writes its __init__")

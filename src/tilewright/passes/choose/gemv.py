@@ -2,7 +2,7 @@
 
 In: a loop-stage kernel, the target and the sizes of the call. Out: schedules of family `gemv`, best first by a model of memory traffic: how
 many bytes the warps of a multiprocessor have on their way, how evenly rows fall on multiprocessors, and how often a warp waits for memory.
-`product_schedules` puts them beside those of matrix instructions.
+`product_schedules` (`products.py`) puts them beside those of matrix instructions.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ variable is one that is not set. A variable that is spelled almost as one of the
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, close_matches
 from tilewright.base.record import record
 
 VERSION = "0.1.0"
@@ -106,7 +105,7 @@ def slips() -> list[str]:
     """What to say of variables whose names are almost those of settings."""
     found = []
     for name in sorted(os.environ):
-        close = difflib.get_close_matches(name, SETTINGS, 1, 0.85) if name.startswith("TILEWR") and name not in SETTINGS else []
+        close = close_matches(name, SETTINGS, 1, 0.85) if name.startswith("TILEWR") and name not in SETTINGS else []
         if close:
             found.append(f"the environment variable {name} is no setting; did you mean {close[0]}?")
     return found

@@ -202,6 +202,13 @@ class PerformanceWarning(UserWarning):
     """A kernel is right and far slower than its text suggests. `str(warning)` has the place, the reason and what to write instead."""
 
 
+def close_matches(word: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+    """What somebody may have meant: known words that are spelled almost so, the closest first."""
+    import difflib  # nobody needs it as long as all words are right
+
+    return difflib.get_close_matches(word, list(known), n, cutoff)
+
+
 def in_order(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Messages by place."""
     return sorted(found, key=lambda d: (d.span.path, d.span.line, d.span.column))

@@ -137,7 +137,10 @@ def check(files: tuple[str, ...], arguments: str, verbose: bool, json: bool, tar
       tilewright check --json examples/zyn/softmax.zyn
       tilewright check --target cpu examples/simt/matmul.py
     """
-    from tilewright.cli.commands.check import check as command
+    from tilewright.compile.collection import no_collection
+
+    with no_collection():  # what is loaded stays
+        from tilewright.cli.commands.check import check as command
 
     if json:
         _refuse("with --json the messages are all that is printed", "verbose")

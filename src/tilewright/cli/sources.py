@@ -8,20 +8,19 @@ checked, and gives results of the right type to what follows.
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.base.dtypes import bool_, from_numpy, i64
-from tilewright.base.errors import Diagnostic, Diagnostics, UserError
+from tilewright.base.errors import Diagnostic, Diagnostics, UserError, close_matches
 from tilewright.cli.alike import form_of
 from tilewright.cli.guess import NOTHING, GuessedArguments, guess, nodes, parameters_given, uses_in
-from tilewright.cli.guess_structs import without_structs
 from tilewright.compile.driver import Signature, front_end
 from tilewright.execute.calls.arguments import divisor_of, read_argument, size_class
 from tilewright.execute.calls.watchdog import watchdog_nanoseconds
@@ -38,11 +37,13 @@ from tilewright.zyn.host.abstract_run import Looker, look, stand_in
 from tilewright.zyn.host.dimensions import AbstractValue
 from tilewright.zyn.host.functions import METHODS
 from tilewright.zyn.known_extents import Extents, KnownExtents
-from tilewright.zyn.lazy.lazy_blocks import LazyBlocks
 from tilewright.zyn.module import ZynModule
 from tilewright.zyn.module_check import ModuleCheck
 from tilewright.zyn.module_links import call_module, linked
 from tilewright.zyn.program_files import read_program
+
+if TYPE_CHECKING:
+    from tilewright.zyn.lazy.lazy_blocks import LazyBlocks
 
 _ARRAY_PARTS = frozenset({"shape", "size", "ndim", "dtype", "T", *METHODS})
 
@@ -172,6 +173,8 @@ def walk(file: File, known: Mapping[str, GuessedArguments], only: str | None = N
         return found
     if any(function.name == only for function in file.kernels):
         file = replace(file, kernels=tuple(function for function in file.kernels if function.name == only))
+    from tilewright.cli.guess_structs import without_structs
+
     result = Walk(errors=list(file.errors))
     _check_names(known, [p.name for function in file.kernels for p in function.params], file.path)
     for written in file.kernels:
@@ -290,18 +293,6 @@ def _sizes(typed: TypedKernel, args: Sequence[tuple[str, GuessedArguments]]) -> 
     return KnownExtents(typed, {name: given.extents for name, given in args if given.extents is not None})
 
 
-class _LookedBlocks(LazyBlocks):
-    """Blocks that wait where nothing is computed. What stand-ins are no good for is looked at by itself."""
-
-    def block(self, function: Function, arguments: Mapping[str, object], device: str) -> object:
-        if any(isinstance(value, AbstractValue) for value in arguments.values()):
-            return NotImplemented
-        try:
-            return super().block(function, arguments, device)
-        except UserError:
-            return NotImplemented
-
-
 class _SourceLooker(Looker):
     """Runs no block: checks it, and gives results of the right type. `stand_in` is an array for what nobody knows anything of."""
 
@@ -348,7 +339,11 @@ class _SourceLooker(Looker):
         return self._seen[seen]
 
     def waiting(self, pipeline: str) -> LazyBlocks | None:
-        return _LookedBlocks(pipeline, self.fuser, self._together, self.view) if self.joins_blocks else None
+        if not self.joins_blocks:
+            return None
+        from tilewright.cli.looked_blocks import LookedBlocks
+
+        return LookedBlocks(pipeline, self.fuser, self._together, self.view)
 
     def _together(self, function: Function, arguments: dict[str, object], device: str) -> object:
         """Blocks that are one program, or one that nobody else waits for."""
@@ -440,7 +435,7 @@ def mistyped(program: Module, inputs: Sequence[str]) -> list[Diagnostic]:
     defined = {name for n in whole if isinstance(n, syntax.Let) for name in n.targets} | {n.name for n in whole if isinstance(n, syntax.Param | Function)}
     found: list[Diagnostic] = []
     for name in inputs:
-        close = [other for other in difflib.get_close_matches(name, sorted(defined), 3, 0.8) if _is_slip(name, other)]
+        close = [other for other in close_matches(name, sorted(defined), 3, 0.8) if _is_slip(name, other)]
         span = next((n.span for n in whole if isinstance(n, syntax.Name) and n.id == name), None)
         if close and span is not None:
             help = f"did you mean '{close[0]}'? If it is an input, say what it is: --args {name}=…"
@@ -483,7 +478,7 @@ def _is_written(path: str, name: str) -> bool:
 def _check_names(known: Mapping[str, GuessedArguments], names: list[str] | tuple[str, ...], path: str) -> None:
     for name, given in known.items():
         if name not in names and not (given.value is not None and _is_written(path, name)):
-            close = difflib.get_close_matches(name, names, 1)
+            close = close_matches(name, names, 1)
             help = f"did you mean '{close[0]}'?" if close else f"its arguments are {', '.join(dict.fromkeys(names)) or 'none'}"
             raise UserError.at("TW008", f"{path} has no argument '{name}'", help=help)
 

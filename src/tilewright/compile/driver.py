@@ -618,8 +618,8 @@ class PreparedKernel:
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
         from tilewright.passes.choose.attention import attention_schedules
-        from tilewright.passes.choose.gemv import product_schedules
         from tilewright.passes.choose.horizontal_fusion import ranked_beside
+        from tilewright.passes.choose.products import product_schedules
 
         sizes = _by_name(self.program, extents)
         ways = (product_schedules, attention_schedules)
@@ -636,8 +636,6 @@ class PreparedKernel:
         return tuning.advise(table, signature.extents or signature.hints, signature.divisors, self.ranked, compiler_version())
 
     def finish(self, signature: Signature, plan: Plans | None = None) -> Compilation:
-        from tilewright.passes.choose.code_limits import with_limits
-        from tilewright.passes.choose.fates import check_strict, fates
         from tilewright.passes.common.code_level import with_level
         from tilewright.passes.routes import arrange_launches, lower_planned, merge_launches, merge_steps
 
@@ -645,9 +643,14 @@ class PreparedKernel:
         metadata = self.typed.metadata
         plan = plan or self.plan(signature)
         stages = lower_planned(self.loop, plan, self.limits, hints, self.trace, metadata)
-        stages = replace(stages, thread=with_limits(stages.thread, metadata, stages.schedules, self.target))
-        said = fates(metadata, stages.schedules, stages.thread, self.target)
-        check_strict(metadata, said, self.target, self.typed.span)
+        said: tuple[Fate, ...] = ()
+        if metadata.asks:
+            from tilewright.passes.choose.code_limits import with_limits
+            from tilewright.passes.choose.fates import check_strict, fates
+
+            stages = replace(stages, thread=with_limits(stages.thread, metadata, stages.schedules, self.target))
+            said = fates(metadata, stages.schedules, stages.thread, self.target)
+            check_strict(metadata, said, self.target, self.typed.span)
         if self.together:
             stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
         else:

@@ -6,9 +6,9 @@ What such code relies on is checked like any constant extent of an input: an arr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.base.record import replace
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value
 from tilewright.ir.program import LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck

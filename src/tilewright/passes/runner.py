@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import field, replace
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from tilewright.base import environment
 from tilewright.base.errors import CompilerBug, TilewrightError
-from tilewright.base.record import record
+from tilewright.base.record import record, replace
 from tilewright.base.source import Span
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel

@@ -7,14 +7,13 @@ place. Schedule attributes are kept here for `passes/choose` to follow.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from enum import Enum
 from math import prod
 
 from tilewright.base import levels
-from tilewright.base.errors import Diagnostics
+from tilewright.base.errors import Diagnostics, close_matches
 from tilewright.base.record import brief, record
 from tilewright.base.target import NVPTX
 from tilewright.tree import syntax
@@ -155,6 +154,11 @@ class KernelMetadata:
     def compile_target(self) -> CompileTarget:
         return CompileTarget.CPU if self.constraints.critical_path else self.device.compile_target
 
+    @property
+    def asks(self) -> bool:
+        """Whether attributes say more than what kind of kernel it is."""
+        return len(self.lines()) > 1
+
     def lines(self) -> list[str]:
         """The attributes that were given, as text."""
         name = self.label or self.kind.value
@@ -203,7 +207,7 @@ REDUCTION_NAMES = {
 
 def suggest(name: str, known: Sequence[str]) -> str:
     """`did you mean 'x'?`, or nothing when no name is close: one letter in three may be wrong, missing, too many or in the other's place."""
-    close = [other for other in difflib.get_close_matches(name, known, n=4) if slips(name, other) <= max(1, len(name) // 3)]
+    close = [other for other in close_matches(name, known, n=4) if slips(name, other) <= max(1, len(name) // 3)]
     return f"did you mean '{close[0]}'?" if close else ""
 
 
@@ -274,7 +278,7 @@ class _MetadataReader:
             self.kind = KernelKind(label)
         except ValueError:
             # Any name is a kind of the author's own, unless it is nearly one of ours.
-            close = difflib.get_close_matches(label, [k.value for k in KernelKind], n=1, cutoff=0.85)
+            close = close_matches(label, [k.value for k in KernelKind], n=1, cutoff=0.85)
             if close:
                 self.sink.error("TW011", f"unknown kernel kind '{label}'", name.span, f"did you mean '{close[0]}'?")
                 raise _Bad from None

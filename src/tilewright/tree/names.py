@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tilewright.base import dtypes
+from tilewright.base.record import replace
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Expr, Node, Stmt
@@ -176,9 +177,9 @@ def substitute(item: _T, replacements: list[tuple[Expr, syntax.Name]]) -> _T:
         return item
     for old, new in replacements:
         if item == old:
-            return dataclasses.replace(new, span=item.span)  # type: ignore[return-value]
+            return replace(new, span=item.span)  # type: ignore[return-value]
     changed: dict[str, object] = {}
     for name, value in vars(item).items():
         if isinstance(value, Node | tuple) and (other := substitute(value, replacements)) is not value:
             changed[name] = other
-    return dataclasses.replace(item, **changed) if changed else item  # type: ignore[arg-type]
+    return replace(item, **changed) if changed else item

@@ -6,7 +6,6 @@ functions gives, `module.name(args…)`. Nothing runs before the whole program h
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from tilewright.base.errors import UserError, entered, leave, public
+from tilewright.base.errors import UserError, close_matches, entered, leave, public
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
 from tilewright.zyn.host.block_runner import BlockRunner, LaunchedBlocks, PlainBlocks, RunBlock
@@ -128,7 +127,7 @@ class ZynModule:
         defined = list(dict.fromkeys(t for s in self.tree.body if isinstance(s, syntax.Let) for t in s.targets if self.is_shown(t)))
         for name in names:
             if name not in defined:
-                close = difflib.get_close_matches(name, defined, 1)
+                close = close_matches(name, defined, 1)
                 help = f"did you mean '{close[0]}'?" if close else f"it defines {', '.join(defined) or 'none'}"
                 raise UserError.at("TW002", f"the program defines no '{name}' at its top level", help=help)
         if not names:

@@ -6,14 +6,13 @@ functions they call in them, and for each call of a function what is called.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilewright.base import dtypes, registry
-from tilewright.base.errors import Diagnostics, UserError, in_order
+from tilewright.base.errors import Diagnostics, UserError, close_matches, in_order
 from tilewright.base.source import Span
 from tilewright.frontend.zyn.library_calls import LIBRARY
 from tilewright.tree import syntax
@@ -125,11 +124,11 @@ class ModuleCheck:
         needed = [n for n in self.missing if n not in inputs]
         call = f"call run({', '.join(f'{n}=…' for n in [*sorted(self.used & set(inputs)), *needed])})"
         for name in needed:
-            close = difflib.get_close_matches(name, [n for n in self.defined if n != name], 1, 0.75)
+            close = close_matches(name, [n for n in self.defined if n != name], 1, 0.75)
             self.sink.error("TW008", f"missing input '{name}'", self.missing[name], f"did you mean '{close[0]}'? If it is an input, {call}" if close else call)
         for name in inputs:
             if name not in self.used:
-                close = difflib.get_close_matches(name, [n for n in (*needed, *self.used) if n not in inputs], 1)
+                close = close_matches(name, [n for n in (*needed, *self.used) if n not in inputs], 1)
                 takes = ", ".join(sorted(self.used | set(needed))) or "no inputs"
                 reason = "is defined by the program itself" if name in self.defined else "is not used by the program"
                 self.sink.error(
@@ -277,7 +276,7 @@ class ModuleCheck:
     def _config(self, node: syntax.Config) -> None:
         for name, value in node.fields:
             if name not in _SETTINGS:
-                close = difflib.get_close_matches(name, _SETTINGS, 1)
+                close = close_matches(name, _SETTINGS, 1)
                 self.sink.error("TW011", f"unknown setting '{name}'", value.span, f"did you mean '{close[0]}'?" if close else f"known: {', '.join(_SETTINGS)}")
             elif not isinstance(value, syntax.String):
                 self.sink.error("TW009", "compute_device must be a string", value.span, f"write for example {registry.examples(chr(34))}")
@@ -361,7 +360,7 @@ class ModuleCheck:
     ) -> None:
         signature = table.get(name)
         if signature is None:
-            close = difflib.get_close_matches(name, table, 1)
+            close = close_matches(name, table, 1)
             self.sink.error("TW002", f"unknown method '{shown}'", node.span, f"did you mean '.{close[0]}'?" if close else f"there are {', '.join(sorted(table))}")
             return
         wrong = host_functions.mismatch(shown, signature, positional, keywords)

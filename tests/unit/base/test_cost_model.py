@@ -10,7 +10,7 @@ import pytest
 import tilewright as tw
 from tilewright.base.cost_model import FITTED, H200, H200_BANDWIDTH, H200_F32, H200_HALF, H200_MULTIPROCESSORS, derived
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX, Target, names, parse_target
-from tilewright.passes.choose.matrix import matrix_schedules
+from tilewright.passes.choose.products import matrix_schedules
 from tilewright.passes.schedules.matrix import Wgmma
 
 HOPPER = NVPTX[DEFAULT_NVPTX]

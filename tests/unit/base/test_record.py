@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import pickle
 import re
@@ -13,9 +14,11 @@ import pytest
 from tilewright.base import abi, hooks, launch_abi, memory_abi
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
 from tilewright.base.dtypes import f32, i64
-from tilewright.base.record import record
+from tilewright.base.record import record, replace
 from tilewright.base.sizes import Size, ceildiv
+from tilewright.base.source import NOWHERE
 from tilewright.compile.cache import deserialise, serialise
+from tilewright.ir.nodes import Op
 from tilewright.ir.types import CopyMap, Scalar, Tensor, Tile, Vec
 
 
@@ -36,6 +39,15 @@ class Named:
 @record(identity=True)
 class Single:
     x: int = 1
+
+
+@record
+class Cached:
+    x: int
+
+    @functools.cached_property
+    def double(self) -> int:
+        return 2 * self.x
 
 
 # -- records --------------------------------------------------------------------------------------------------------
@@ -235,3 +247,22 @@ def test_size_classes(nbytes: int) -> None:
 def test_memory_beyond_the_largest_class() -> None:
     found = memory_abi.size_class(memory_abi.LARGEST + 1)
     assert found.index == -1 and found.nbytes == memory_abi.LARGEST + (2 << 20)
+
+
+# -- replace --------------------------------------------------------------------------------------------------------
+
+
+def test_replace_gives_what_that_of_dataclasses_gives() -> None:
+    point = Point(1, tags=["a"])
+    assert replace(point, y=5) == dataclasses.replace(point, y=5) == Point(1, 5)
+    assert replace(point, y=5).tags is point.tags
+    op = Op("add", (), (), span=NOWHERE)
+    assert replace(op, opcode="mul").opcode == "mul" and replace(op).operands == ()
+    assert replace(Named(x=2), x=3).x == 3
+    with pytest.raises(TypeError, match="unknown arguments"):
+        replace(point, z=1)
+
+
+def test_replace_leaves_behind_what_properties_computed() -> None:
+    kernel = Cached(2)
+    assert kernel.double == 4 and replace(kernel, x=3).double == 6

@@ -7,13 +7,12 @@ never allow arithmetic to be rounded in other places. `Os` takes narrower vector
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from tilewright.base import environment
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, close_matches
 from tilewright.base.record import record
 from tilewright.base.source import NOWHERE, Span
 from tilewright.base.target import Target
@@ -70,7 +69,7 @@ def checked(value: object, span: Span = NOWHERE, words: tuple[str, ...] = WORDS)
     if not isinstance(value, str):
         raise UserError.at("TW009", f"optimize is {value!r}", span, f"give one of {', '.join(words)}")
     if value not in words:
-        close = difflib.get_close_matches(value, words, 1)
+        close = close_matches(value, words, 1)
         raise UserError.at("TW016", f"optimize is {value!r}", span, (f"did you mean '{close[0]}'? " if close else "") + f"choose one of {', '.join(words)}")
     return value
 

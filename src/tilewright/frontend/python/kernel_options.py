@@ -7,11 +7,10 @@ options that are about calls and compilations. Values of the wrong form are `Use
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Mapping, Sequence
 
 from tilewright.base import levels
-from tilewright.base.errors import Diagnostics, UserError
+from tilewright.base.errors import Diagnostics, UserError, close_matches
 from tilewright.base.record import record
 from tilewright.base.source import NOWHERE, Span
 from tilewright.frontend.python.expressions import SourcePlace
@@ -86,7 +85,7 @@ def attributes_of(given: Mapping[str, object], span: Span = NOWHERE) -> tuple[Ke
     if kind in _PRIMITIVES:
         raise UserError.at("TW005", f"kind={kind!r} is no kind of kernels in Python", span, f"{_PRIMITIVES[kind]} instead")
     if kind and kind not in KINDS:
-        close = difflib.get_close_matches(kind, KINDS, 1)
+        close = close_matches(kind, KINDS, 1)
         raise UserError.at("TW011", f"unknown kernel kind '{kind}'", span, f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(KINDS)}")
     if kind:
         found.append(KernelAttribute("kernel", (Argument(syntax.Name(kind, span=span), span=span),), span=span))
@@ -179,7 +178,7 @@ def decorated(
         for keyword in decorator.keywords:
             span = place.span(keyword)
             if keyword.arg not in OPTION:
-                close = difflib.get_close_matches(keyword.arg or "**", OPTION, 1)
+                close = close_matches(keyword.arg or "**", OPTION, 1)
                 help = f"did you mean '{close[0]}'?" if close else f"its options are {', '.join(OPTION)}"
                 sink.error("TW016", f"a kernel has no option '{keyword.arg or '**'}'", span, help)
                 continue

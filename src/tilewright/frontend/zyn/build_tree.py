@@ -7,7 +7,6 @@ nothing) is a `UserError` from here.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from lark import Token, Transformer
 
 from tilewright.base import dtypes
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, close_matches
 from tilewright.base.source import NOWHERE, Source, Span
 from tilewright.tree import syntax
 from tilewright.tree.check.random_draws import DTYPES as RANDOM
@@ -109,7 +108,7 @@ def _with_dotted_word(function: Expr) -> Expr:
     """`random.uniform`, called, is one name; so is one that is nearly that."""
     if isinstance(function, syntax.Attribute) and isinstance(function.value, syntax.Name):
         name = f"{function.value.id}.{function.name}"
-        if function.value.id == "random" and (name in RANDOM or difflib.get_close_matches(function.name, [r.partition(".")[2] for r in RANDOM], 1, 0.7)):
+        if function.value.id == "random" and (name in RANDOM or close_matches(function.name, [r.partition(".")[2] for r in RANDOM], 1, 0.7)):
             return syntax.Name(name, span=function.span)
     return function
 

@@ -5,7 +5,6 @@ In: bytes that a reader has checked. Out: a `ModelFile`. Every tensor lies insid
 
 from __future__ import annotations
 
-import difflib
 import math
 import mmap
 import os
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tilewright.base.dtypes import DType
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, close_matches
 from tilewright.execute.numpy_files import shown_name
 from tilewright.execute.safetensors_files import MAPPED_FROM
 from tilewright.runtime.memory.packed_array import PackedArray
@@ -94,7 +93,7 @@ class ModelFile:
         """A tensor: a read-only view of the file, packed blocks as a `PackedArray`."""
         entry = self.tensors.get(name)
         if entry is None:
-            near = difflib.get_close_matches(str(name), self.tensors, 1)
+            near = close_matches(str(name), self.tensors, 1)
             raise UserError.at("TW002", f"'{self.path}' has no tensor {shown_name(str(name))}", help=f"did you mean {shown_name(near[0])}?" if near else f"it has {len(self.tensors)} tensors, listed in .tensors")
         data = self._files[entry.file].part(entry.offset, entry.nbytes)
         dtype = entry.dtype

@@ -2,7 +2,7 @@
 
 In: a loop-stage kernel, the target and the sizes of the call. Out: schedules of family `gemv`, best first by a model of memory traffic: how
 many bytes the warps of a multiprocessor have on their way, how evenly rows fall on multiprocessors, and how often a warp waits for memory.
-`product_schedules` puts them beside those of matrix instructions.
+`product_schedules` (`products.py`) puts them beside those of matrix instructions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.choose.matrix import matrix_schedules
 from tilewright.passes.choose.row_dots import RowDots, find_row_dots
 from tilewright.passes.packed.matrix_units import matrix_format
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.units import FINE_UNITS, UNITS, packed_terms
 from tilewright.passes.program.split_reductions import would_split
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 
 FEW_FOR_FMA = 4
 """Rows of x up to which plain arithmetic keeps up with memory; beyond them matrix instructions come first, where there are any."""
@@ -51,16 +49,6 @@ THIN_WARPS, THIN_MOST = 12, 8
 """Warps of a multiprocessor that work on such a product at once, and those that share a row at most."""
 SHORTEST = 64
 """Terms of a sum below which a warp for each row has too little to do."""
-
-
-def product_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
-    """Schedules for the products a kernel computes, best first; none where it computes none."""
-    matrix = matrix_schedules(kernel, target, sizes)
-    rows = gemv_schedules(kernel, target, sizes)
-    unpacked = any(isinstance(s, GpuProduct) and (s.unpack or s.b_copy == "packed") for s in matrix)
-    if rows and (not matrix or unpacked or rows[0].m <= FEW_FOR_FMA or rows[0].matrix):
-        return (*rows, *matrix)
-    return (*matrix, *rows)
 
 
 def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> tuple[Gemv, ...]:

@@ -14,17 +14,9 @@ from dataclasses import replace
 from tilewright.analysis.contraction import Contraction, find_contraction
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import Program
-from tilewright.ir.types import dtype_of
-from tilewright.passes.choose import mma as choose_mma
 from tilewright.passes.choose.cpu.contraction import cpu_schedules
-from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
-from tilewright.passes.choose.gemv import gemv_cost, gemv_schedules, work_of
-from tilewright.passes.choose.matrix import fits_blocks, has_warp_groups, is_copied, tiles_of, warp_group_time
-from tilewright.passes.choose.mma import mma_schedules
-from tilewright.passes.choose.row_dots import find_row_dots
-from tilewright.passes.choose.wgmma_tiles import ProductShape, cost, shape_of
 from tilewright.passes.common.fusion_report import Refused
 from tilewright.passes.packed.unpack_weights import unpacked_form
 from tilewright.passes.program.fuse_horizontally import Join, find_joins, find_row_joins, joined_kernel, side_by_side
@@ -32,7 +24,6 @@ from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import (
     Amx,
     CpuPanels,
-    Fma,
     GpuProduct,
     MatrixSchedule,
     WarpProduct,
@@ -42,8 +33,6 @@ from tilewright.passes.schedules.matrix import (
 from tilewright.passes.schedules.plans import Plans
 from tilewright.passes.schedules.text import parse_schedule
 
-NARROWEST = 32
-"""Columns of one product that a tile of warp-group instructions has at least: they leave in rows of 128 bytes."""
 Ranked = list[tuple[float, MatrixSchedule]]
 """Schedules and the microseconds they are thought to take."""
 
@@ -52,19 +41,21 @@ def choose_horizontal_fusion(program: Program, plans: Plans, target: Target, siz
     """The plans with calls joined where that is thought to be faster, and why others are not."""
     joins, refused = find_joins(program)
     chosen, reasons = list(plans), list(refused)
-    few = find_row_joins(program, plans)
-    for join in few:
-        own = _few_rows(program, join, plans, target, sizes)
-        if isinstance(own, Gemv):
-            for number in join.members:
-                chosen[number] = own
-        else:
-            reasons.append(own)
+    if few := find_row_joins(program, plans):
+        from tilewright.passes.choose.gpu_side_by_side import few_rows
+
+        for join in few:
+            own = few_rows(program, join, plans, target, sizes)
+            if isinstance(own, Gemv):
+                for number in join.members:
+                    chosen[number] = own
+            else:
+                reasons.append(own)
     for join in joins:
         if any(isinstance(plans[n], Gemv) for n in join.members):
             continue
         ranked = nest_schedules(joined_kernel(program, join), target, sizes)
-        apart = _apart(program, join, target, sizes) if target.simt else float("inf")
+        apart = _apart(program, join, target, sizes)
         first, second = (_product(program, n).reduction.span for n in join.members[:2])
         if any(isinstance(plans[n], Amx) for n in join.members):
             reasons.append(Refused(join.shared, first, second, "not one product beside the other: the matrix unit computes each by itself"))
@@ -77,26 +68,6 @@ def choose_horizontal_fusion(program: Program, plans: Plans, target: Target, siz
             for number in join.members:
                 chosen[number] = ranked[0][1]
     return tuple(chosen), tuple(reasons)
-
-
-def _few_rows(program: Program, join: Join, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Gemv | Refused:
-    """The schedule of products with few rows as one kernel, or why they stay apart. One kernel is one launch, and x is read once."""
-    first, second = (next(op.span for op in walk(program.calls[n].kernel.body) if op.opcode == "reduce") for n in join.members[:2])
-    kernel = joined_kernel(program, join)
-    ranked, found = gemv_schedules(kernel, target, sizes), find_row_dots(kernel, sizes)
-    if not ranked or found is None:
-        return Refused(join.shared, first, second, f"no registers of {target.name} hold {len(join.members)} products of few rows side by side")
-    together = gemv_cost(ranked[0], work_of(found, sizes, target), target)
-    apart = target.costs.launch.second * (len(join.members) - 1)
-    for number in join.members:
-        plan, alone = plans[number], find_row_dots(program.calls[number].kernel, sizes)
-        assert isinstance(plan, Gemv)
-        assert alone is not None
-        apart += gemv_cost(plan, work_of(alone, sizes, target), target)
-    if together >= apart:
-        times = f"one kernel would take {together:.1f} µs, {len(join.members)} take {apart:.1f}"
-        return Refused(join.shared, first, second, f"not one product beside the other: {times} by the cost model")
-    return replace(ranked[0], horizontal=len(join.members))
 
 
 def forced_beside(text: str, program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Plans:
@@ -127,16 +98,15 @@ def _is_legal(asked: MatrixSchedule, found: Contraction) -> bool:
         return asked.keep == "b" and not asked.half and min(asked.mr, asked.nr, asked.k) > 0 and asked.m % asked.mr == asked.n % asked.nr == 0
     if isinstance(asked, WarpProduct):
         return not asked.swap_ab and asked.split_k == 1
-    if not isinstance(asked, Wgmma) or not _is_alone(asked):
+    if not isinstance(asked, Wgmma):
+        return False
+    from tilewright.passes.choose.gpu_side_by_side import is_alone
+    from tilewright.passes.choose.matrix import fits_blocks
+
+    if not is_alone(asked):
         return False
     legal = asked.k * found.a.dtype.itemsize == 128 and asked.m % (64 * asked.sharing) == 0
     return legal and asked.n % 8 == 0 and asked.columns <= 256 and fits_blocks(found, asked)
-
-
-def _is_alone(schedule: Wgmma) -> bool:
-    """Whether a block computes whole sums as they lie, for results that the copy engine writes: so products can be beside each other."""
-    cuts = (schedule.split_k, schedule.cluster_k, schedule.cluster)
-    return cuts == (1, 1, 1) and not schedule.swap_ab and not schedule.stream_k and schedule.store == "tma"
 
 
 def nest_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Ranked:
@@ -149,9 +119,12 @@ def nest_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
         return []
     if not target.simt:
         return _on_cpu(kernel, products, target)
+    from tilewright.passes.choose.gpu_side_by_side import by_warp_groups, by_warps
+    from tilewright.passes.choose.matrix import has_warp_groups
+
     if has_warp_groups(kernel, products[0], target):
-        return sorted(_by_warp_groups(kernel, products, target, sizes), key=lambda pair: pair[0])
-    return sorted(_by_warps(kernel, products, target, sizes), key=lambda pair: pair[0])
+        return sorted(by_warp_groups(kernel, products, target, sizes), key=lambda pair: pair[0])
+    return sorted(by_warps(kernel, products, target, sizes), key=lambda pair: pair[0])
 
 
 def is_small_part(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> bool:
@@ -159,6 +132,8 @@ def is_small_part(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> b
     found = find_contraction(kernel) if "parted" in kernel.attrs and target.simt else None
     if found is None:
         return False
+    from tilewright.passes.choose.wgmma_tiles import shape_of
+
     shape = shape_of(found, sizes)
     return shape.batch * shape.m * shape.n * shape.k < target.costs.launch.smallest_part
 
@@ -170,49 +145,25 @@ def ranked_beside(program: Program, target: Target, sizes: Mapping[str, int]) ->
             return tuple(schedule for _, schedule in ranked)
     for join in find_joins(program)[0] if len(program.calls) > 1 else ():
         ranked = nest_schedules(joined_kernel(program, join), target, sizes)
-        apart = _apart(program, join, target, sizes) if target.simt else float("inf")
+        apart = _apart(program, join, target, sizes)
         if ranked and apart is not None and ranked[0][0] < apart:
             return tuple(schedule for _, schedule in ranked)
     return ()
+
+
+def _apart(program: Program, join: Join, target: Target, sizes: Mapping[str, int]) -> float | None:
+    """Microseconds that one kernel for each of them is thought to take; on a CPU one for all is always quicker."""
+    if not target.simt:
+        return float("inf")
+    from tilewright.passes.choose.gpu_side_by_side import time_apart
+
+    return time_apart(program, join, target, sizes)
 
 
 def _product(program: Program, number: int) -> Contraction:
     found = find_contraction(program.calls[number].kernel)
     assert found is not None
     return found
-
-
-def _whole(products: Sequence[Contraction], sizes: Mapping[str, int]) -> ProductShape:
-    """The sizes of all products as one."""
-    shape = shape_of(products[0], sizes)
-    return replace(shape, n=len(products) * shape.n)
-
-
-def _work(products: Sequence[Contraction]) -> EpilogueWork:
-    """What happens to a result once the sums are known, on average."""
-    whole = finishing_work(products[0], [found.reduction for found in products])
-    return EpilogueWork(whole.instructions / len(products), whole.arrays / len(products))
-
-
-def _by_warp_groups(kernel: Kernel, products: Sequence[Contraction], target: Target, sizes: Mapping[str, int]) -> Ranked:
-    count, found, work = len(products), products[0], _work(products)
-    if not all(is_copied(kernel, product) for product in products):
-        return []
-    whole = _whole(products, sizes)
-    ranked: Ranked = []
-    for tile in tiles_of(found, whole, target):
-        own = replace(tile, n=tile.n // count, horizontal=count)
-        if not _is_alone(tile) or tile.n % count or own.n % _narrowest(products) or not fits_blocks(found, own):
-            continue
-        for early in (False, True):
-            ranked.append((cost(replace(tile, pdl=early), whole, target, found, work=work), replace(own, pdl=early)))
-    return ranked
-
-
-def _narrowest(products: Sequence[Contraction]) -> int:
-    """Columns of which results are whole rows of 128 bytes."""
-    stores = [op for found in products for op in found.parallel.regions[0].ops if op.opcode == "store"]
-    return max(NARROWEST, 128 // min(dtype_of(op.operands[-1].type).itemsize for op in stores))
 
 
 def _on_cpu(kernel: Kernel, products: Sequence[Contraction], target: Target) -> Ranked:
@@ -227,56 +178,3 @@ def _on_cpu(kernel: Kernel, products: Sequence[Contraction], target: Target) -> 
     return [(0.0, replace(own, n=columns, horizontal=count))]
 
 
-def _by_warps(kernel: Kernel, products: Sequence[Contraction], target: Target, sizes: Mapping[str, int]) -> Ranked:
-    """The same for instructions of single warps and for plain multiply-adds."""
-    count, found, whole = len(products), products[0], _whole(products, sizes)
-    work = _mma_work(kernel, found, whole)
-    part = 1 << (count - 1).bit_length()
-    ranked: Ranked = []
-    for tile in mma_schedules(kernel, found, target, whole.batch, whole.m, whole.n, whole.k):
-        own = _narrowed(tile, tile.n // part, found)
-        if own is None or tile.split_k > 1 or "pack" in (tile.a_copy, tile.b_copy):
-            continue
-        time = choose_mma.cost(replace(own, n=own.n * count), target, work, choose_mma.turned(found, tile))
-        ranked.append((time, replace(own, horizontal=count)))
-    return ranked
-
-
-def _narrowed(tile: WarpProduct, columns: int, found: Contraction) -> WarpProduct | None:
-    """The tile with fewer columns, its warps standing so that each has whole instructions, or vectors of all its lanes."""
-    vector = 16 // found.accumulator.itemsize
-    least = (4 * vector, 8 * vector) if isinstance(tile, Fma) else (16, 16)
-    down, across = tile.warps_m, tile.warps_n
-    while across > 1 and columns // across < least[1]:
-        down, across = 2 * down, across // 2
-    if columns // across < least[1] or tile.m // down < least[0]:
-        return None
-    return replace(tile, n=columns, warps_m=down, warps_n=across)
-
-
-def _mma_work(kernel: Kernel, found: Contraction, shape: ProductShape) -> choose_mma.TileWork:
-    operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
-    precision = choose_mma.precision_of(kernel, operand, shape.k)
-    return choose_mma.TileWork(operand, found.accumulator, precision, shape.batch, shape.m, shape.n, shape.k)
-
-
-def _apart(program: Program, join: Join, target: Target, sizes: Mapping[str, int]) -> float | None:
-    """Microseconds that one kernel for each of them is thought to take."""
-    times = [_alone(program.calls[n].kernel, target, sizes) for n in join.members]
-    if None in times:
-        return None
-    # The model of warp groups counts what a launch costs; that of single warps does not.
-    launches = 0.0 if warp_group_time(program.calls[join.members[0]].kernel, target, sizes) is not None else target.costs.launch.second
-    return sum(time for time in times if time is not None) + launches * (len(times) - 1)
-
-
-def _alone(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> float | None:
-    time = warp_group_time(kernel, target, sizes)
-    if time is not None or not target.simt:
-        return time
-    found = find_contraction(kernel)
-    assert found is not None
-    shape = shape_of(found, sizes)
-    listed = mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
-    work = _mma_work(kernel, found, shape)
-    return min((choose_mma.cost(s, target, work, choose_mma.turned(found, s)) for s in listed), default=None)

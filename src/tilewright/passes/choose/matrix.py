@@ -13,7 +13,7 @@ from math import ceil
 from weakref import WeakKeyDictionary
 
 from tilewright.analysis import divisors
-from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane, restates_bounds
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane
 from tilewright.base.dtypes import f32
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import ONE, product
@@ -21,7 +21,6 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.ops_matrix import CORNERS, MATRIX_DTYPES, MOST_OFFSET, ROW_BYTES, accumulator_dtype
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.choose.cpu.contraction import cpu_schedules
 from tilewright.passes.choose.epilogue_work import finishing_work
 from tilewright.passes.choose.mma import (
     SHORT_TERMS,
@@ -35,7 +34,7 @@ from tilewright.passes.choose.mma import (
     precision_of,
     warp_time,
 )
-from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
+from tilewright.passes.choose.packed import can_bring_packed
 from tilewright.passes.choose.wgmma_tiles import (
     LARGE,
     SHAPES,
@@ -56,9 +55,8 @@ from tilewright.passes.choose.wgmma_tiles import (
     tile_count,
     wgmma_tiles,
 )
-from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
-from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
+from tilewright.passes.packed.unpack_weights import unpacked_form
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import Turn, turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
@@ -90,23 +88,8 @@ EXPOSED = 3.0
 """Microseconds of a tile that nothing hides where a block has one."""
 
 
-def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
-    """Schedules for the contraction the kernel is, best first; none where it is not one, or where plain loops serve it."""
-    form = unpacked_form(kernel, rounds=target.simt)
-    if form is not None and (target.simt or gains_on_cpu(form)):
-        return _of_packed(kernel, form, target, hints)
-    found = find_contraction(kernel)
-    if found is None:
-        return ()
-    guarded = found
-    if kernel.attrs.get("zeros"):
-        found = found.unguarded()
-    literal = not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b))
-    if literal and not kernel.attrs.keys() & {"repaired", "padded"}:
-        # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
-        return ()
-    if not target.simt:
-        return cpu_schedules(kernel, found, target)
+def gpu_schedules(kernel: Kernel, guarded: Contraction, found: Contraction, literal: bool, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+    """Schedules for a contraction, best first. `guarded`: as it stands in the kernel; `literal`: what its conditions leave out is no factor of zero."""
     inner = _inner(found, hints)
     if in_terms := terms_schedules(kernel, guarded, target, hints) or ([] if literal else image_schedules(kernel, found, target, hints)):
         by_warps = _by_warps(kernel, found, target, hints, inner)
@@ -142,24 +125,6 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 return (*by_warps, *by_groups)
         return (*by_groups, *by_warps)
     return _by_warps(kernel, found, target, hints, inner)
-
-
-def gains_on_cpu(form: UnpackedForm) -> bool:
-    """Whether a CPU unpacks weights faster first than as it copies panels: those whose blocks have scales for parts of them."""
-    return any(len(radices(factor.format)) > 2 for factor, _ in form.scratch)
-
-
-def _of_packed(kernel: Kernel, form: UnpackedForm, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
-    """Schedules for a product of packed weights: of few rows these are unpacked on their way, of more to scratch before it."""
-    found = find_contraction(form.kernel)
-    shape = shape_of(found, hints) if found is not None else None
-    if not target.simt:
-        return tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, CpuProduct))
-    if shape is None or min(shape.m, shape.n) <= 1:
-        return ()
-    first = tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, GpuProduct))
-    direct = packed_schedules(kernel, target, shape.m, shape.n, shape.k)
-    return (*direct, *first) if not first or pays(kernel, target, shape.m) else (*first, *direct)
 
 
 Ranked = list[tuple[float, Wgmma]]

@@ -39,7 +39,6 @@ def plan_contractions(
     """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one; `metadata` has
     the author's wishes."""
     from tilewright.passes.choose.attention import attention_schedules, forced_attention
-    from tilewright.passes.choose.gemv import product_schedules
     from tilewright.passes.choose.hints import preferred
     from tilewright.passes.choose.horizontal_fusion import (
         choose_horizontal_fusion,
@@ -48,6 +47,7 @@ def plan_contractions(
         nest_schedules,
     )
     from tilewright.passes.choose.matrix import forced
+    from tilewright.passes.choose.products import product_schedules
     from tilewright.passes.schedules.attention import AttentionSchedule
     from tilewright.passes.schedules.text import parse_schedule
 

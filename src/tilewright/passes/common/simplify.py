@@ -11,12 +11,12 @@ point is only simplified where every bit stays the same (`x * 1`, not `x + 0`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from tilewright.analysis import ranges
 from tilewright.base.dtypes import DType, i64
+from tilewright.base.record import replace
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value, walk

@@ -7,11 +7,11 @@ are kept in a scope (a dict from variable to IR value) that is copied into regio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
 from tilewright.base.errors import UserError
+from tilewright.base.record import replace
 from tilewright.base.sizes import ONE, Size, SizeCall, contiguous_strides, has_numbers, is_number, parameter_of
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder

@@ -11,11 +11,9 @@ on the merged domain: contiguous elementwise work of any rank becomes one loop.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tilewright.analysis.affine import Forms, analyse
 from tilewright.analysis.loop_nest import is_sweep
-from tilewright.base.record import record
+from tilewright.base.record import record, replace
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk, watched_axes

@@ -13,9 +13,9 @@ what no iteration reaches: so a reduction only leaves a loop if all it reads is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tilewright.analysis import ranges
+from tilewright.base.record import replace
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tilewright.analysis.affine import Affine, Forms, analyse
 from tilewright.base.intervals import clamped
+from tilewright.base.record import replace
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder

@@ -12,8 +12,8 @@ in the same block before it: then its place exists. Loads that are checked as th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from tilewright.base.record import replace
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS

@@ -8,11 +8,11 @@ reduction, as the schedule says. Sits right before the lowering to threads, afte
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
 from tilewright.base.dtypes import f32
+from tilewright.base.record import replace
 from tilewright.base.target import Target
 from tilewright.ir.layouts import Accumulator, Blocked, Layout, Shared
 from tilewright.ir.nodes import Attrs, Block, Kernel, Value, walk

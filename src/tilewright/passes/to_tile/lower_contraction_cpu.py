@@ -46,10 +46,10 @@ from tilewright.passes.to_tile.panels.copies import ROWS_MERGED
 from tilewright.passes.to_tile.panels.frames import frame_of
 from tilewright.passes.to_tile.panels.in_place import product_in_place
 from tilewright.passes.to_tile.panels.results import PanelResults
-from tilewright.passes.to_tile.panels.rows_in_place import LONG_RUN, rows_lie
+from tilewright.passes.to_tile.panels.rows_in_place import LONG_RUN
 from tilewright.passes.to_tile.panels.shares import blocks_across, blocks_down, multiple_down
 from tilewright.passes.to_tile.panels.short_rows import merges_apart
-from tilewright.passes.to_tile.panels.sides import join_columns, join_results, join_rows, join_terms
+from tilewright.passes.to_tile.panels.sides import join_columns, join_results, join_rows, join_terms, rows_lie
 from tilewright.passes.to_tile.panels.steps import local_array
 from tilewright.passes.windows.sum_ranges import sum_bounds, sum_range
 

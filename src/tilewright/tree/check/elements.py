@@ -16,9 +16,9 @@ the loops of reductions, and elements beyond them are neither computed nor writt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.record import replace
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.source import Span
 from tilewright.tree.check.arrays import ArrayTable

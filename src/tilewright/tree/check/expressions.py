@@ -7,10 +7,10 @@ which sizes it makes equal, and whether it stays inside; what cannot be decided 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
+from tilewright.base.record import replace
 from tilewright.base.sizes import ONE, Size, product
 from tilewright.base.source import Span
 from tilewright.tree import syntax

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from tilewright.base.dtypes import DType, bool_, complex_of, f64, i64, loses
+from tilewright.base.record import replace
 from tilewright.base.sizes import Size, floordiv, maximum, minimum, mod
 from tilewright.base.source import Span
 from tilewright.tree.check.context import Context

@@ -18,9 +18,9 @@ a spread body, one `if` around it says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tilewright.base.dtypes import DType, bool_
+from tilewright.base.record import replace
 from tilewright.base.sizes import ONE
 from tilewright.base.source import Span
 from tilewright.tree import syntax

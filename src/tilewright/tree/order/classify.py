@@ -17,10 +17,10 @@ elementwise kernel that accumulates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tilewright.base.dtypes import bool_
 from tilewright.base.errors import Diagnostics
+from tilewright.base.record import replace
 from tilewright.base.sizes import Size, product
 from tilewright.tree.bounds import linear_indices, range_under
 from tilewright.tree.order.distribution import distributed

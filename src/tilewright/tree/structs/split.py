@@ -14,13 +14,12 @@ A struct is a value: `v = p[i]` copies it. `p["x"]`, `p.x`, `p[i].x` and `p[i]["
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 from tilewright.base.dtypes import DType
-from tilewright.base.errors import Diagnostics
+from tilewright.base.errors import Diagnostics, close_matches
 from tilewright.base.record import record
 from tilewright.base.source import Span
 from tilewright.tree import syntax
@@ -607,7 +606,7 @@ class _Splitter:
         found = around.at(name)
         if found is None:
             fields = [f.name for f in around.layout.fields]
-            near = difflib.get_close_matches(name, fields, 1)
+            near = close_matches(name, fields, 1)
             hint = f"did you mean '{near[0]}'? " if near else ""
             self._sink.error(
                 "TW002", f"{around.layout} has no field '{name}'", span, f"{hint}its fields are {', '.join(fields)}"
@@ -670,7 +669,7 @@ class _Splitter:
             *((a.keyword or "", a) for a in node.args if a.keyword is not None),
         ]:
             if name not in fields:
-                near = difflib.get_close_matches(name, fields, 1)
+                near = close_matches(name, fields, 1)
                 self._sink.error(
                     "TW002",
                     f"{layout} has no field '{name}'",

@@ -19,8 +19,7 @@ from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops_matrix import PANEL, PANEL_DTYPES
 from tilewright.passes.choose.cpu.register_tiles import fitted_columns, fitted_tile, register_tile
 from tilewright.passes.schedules.matrix import Amx, CpuPanels, CpuProduct
-from tilewright.passes.to_tile.panels.rows_in_place import rows_lie
-from tilewright.passes.to_tile.panels.sides import needed_ops
+from tilewright.passes.to_tile.panels.sides import needed_ops, rows_lie
 from tilewright.passes.triangles.symmetry import is_symmetric
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)

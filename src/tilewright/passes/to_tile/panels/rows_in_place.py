@@ -12,35 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.analysis.affine import address
-from tilewright.analysis.contraction import Contraction
-from tilewright.base.sizes import ONE, product
+from tilewright.base.sizes import product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import dtype_of
 from tilewright.passes.to_tile.panels.active_steps import ActiveRuns
 from tilewright.passes.to_tile.panels.columns_in_place import LINE
 from tilewright.passes.to_tile.panels.copies import PanelCopies
 from tilewright.passes.to_tile.panels.count_up import count_up
-from tilewright.passes.to_tile.panels.sides import order
-from tilewright.passes.windows.sum_ranges import sum_bounds
 
 AHEAD = 16
 """Steps of the innermost loop from when a row of columns is fetched to its use."""
 LONG_RUN = 32
 """Elements of a run from which on its rows are read where they lie: addresses are computed for every run."""
-
-
-def rows_lie(found: Contraction, columns: int) -> bool:
-    """Whether a tile of so many columns has all, for any call, and rows of the first factor lie along the sum of a window."""
-    load, known = found.a.load, found.size(found.n).constant
-    if known is None or known > columns or len(found.k) == 1 or load is None or found.a.guard is not None or found.a.value is not load.result:
-        return False
-    if dtype_of(load.operands[0].type) is not found.accumulator or not found.accumulator.is_float or sum_bounds(found):
-        return False
-    last = order(found, range(len(found.k)), [found.a, found.b])[-1]
-    walked = address(load, found.forms)
-    return walked.factor(found.k[last]) == ONE and all(walked.factor(found.indices[p]) != ONE for p in found.m)
 
 
 class RowsInPlace(PanelCopies):

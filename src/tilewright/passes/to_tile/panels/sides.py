@@ -15,7 +15,8 @@ from tilewright.base.sizes import ONE, ZERO, Size, contiguous_strides, floordiv,
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk, watched_axes
 from tilewright.ir.rewrite import rewrite, use_counts
-from tilewright.ir.types import Tensor
+from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.windows.sum_ranges import sum_bounds
 
 SORTED = 3
 """Elements from one column to the next, at most, for vectors of columns to be sorted out of whole vectors of memory."""
@@ -215,3 +216,15 @@ def order(found: Contraction, positions: Sequence[int], factors: Sequence[Factor
             if form.factor(indices[p]) == ONE:
                 return (*(q for q in positions if q != p), p)
     return tuple(positions)
+
+
+def rows_lie(found: Contraction, columns: int) -> bool:
+    """Whether a tile of so many columns has all, for any call, and rows of the first factor lie along the sum of a window."""
+    load, known = found.a.load, found.size(found.n).constant
+    if known is None or known > columns or len(found.k) == 1 or load is None or found.a.guard is not None or found.a.value is not load.result:
+        return False
+    if dtype_of(load.operands[0].type) is not found.accumulator or not found.accumulator.is_float or sum_bounds(found):
+        return False
+    last = order(found, range(len(found.k)), [found.a, found.b])[-1]
+    walked = address(load, found.forms)
+    return walked.factor(found.k[last]) == ONE and all(walked.factor(found.indices[p]) != ONE for p in found.m)

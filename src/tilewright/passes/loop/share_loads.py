@@ -23,7 +23,7 @@ _PLAIN = frozenset({"store", "load"})
 
 def share_loads(kernel: Kernel) -> Kernel:
     """The kernel with loads shared, in nests that have conditions."""
-    if kernel.attrs.get("aliased"):
+    if kernel.attrs.get("aliased") or not any(op.opcode == "if" for op in walk(kernel.body)):
         return kernel
     # Elements that points combine into may change at any time.
     shared = {op.operands[0] for op in walk(kernel.body) if op.operands and op.opcode not in _PLAIN and OPS[op.opcode].effect not in ("pure", "control")}

@@ -485,3 +485,119 @@ def test_sums_of_while_loops(n: int, device: str) -> None:
     total, largest = halvings(y, device=device)
     assert (float(total), float(largest)) == (counts.sum(), counts.max())
     assert kinds(turns, x) == ["reduce"]
+
+
+# -- sums into several elements of one array ------------------------------------------------------------------------------
+
+
+@tw.kernel
+def pulls(places: tw.Array, mass: tw.Array) -> tw.Array:
+    n = places.shape[0]
+    out = tw.zeros((n, 3), places.dtype)
+    for i in range(n):
+        for j in range(n):
+            dx = places[j, 0] - places[i, 0]
+            dy = places[j, 1] - places[i, 1]
+            squared = dx * dx + dy * dy + 0.1
+            out[i, 0] += dx * mass[j] / squared
+            out[i, 2] += dy * mass[j] / squared
+    return out
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("n", "axes"), [(1, 2), (37, 2), (70, 3)])
+def test_sums_into_different_elements_of_one_array(n: int, axes: int, device: str) -> None:
+    rng = np.random.default_rng(n)
+    places, mass = rng.random((n, axes)), rng.random(n)
+    away = places[None, :, :2] - places[:, None, :2]
+    wanted = np.zeros((n, 3))
+    wanted[:, ::2] = (away * (mass[:, None] / ((away * away).sum(2) + 0.1)[:, :, None])).sum(1)
+    np.testing.assert_allclose(np.asarray(pulls(places, mass, device=device)), wanted, rtol=1e-10, atol=1e-10)
+    _, loop = pulls.stages(places, mass, target="cpu").typed.body
+    assert isinstance(loop, TypedLoop) and loop.kind == "parallel" and [s.kind for s in loop.body if isinstance(s, TypedLoop)] == ["reduce"]
+
+
+def test_points_that_meet_records_are_lanes() -> None:
+    places, mass = np.zeros((100, 2)), np.zeros(100)
+    pulls(places, mass)
+    assert pulls.last is not None
+    *_, schedule = pulls.last.schedule.splitlines()
+    assert "vector" in schedule and "reduce_tile" not in schedule
+
+
+# -- arrays that every iteration writes first ---------------------------------------------------------------------------
+
+
+@tw.kernel
+def rows_times(a: tw.Array, c: tw.Array) -> tw.Array:
+    blocks, rows, n = a.shape
+    out = a * 1.0
+    row = tw.zeros((n,), a.dtype)
+    for b in range(blocks):
+        for i in range(rows):
+            for j in range(n):
+                row[j] = 0.0
+                for k in range(n):
+                    row[j] += out[b, i, k] * c[k, j]
+            for j in range(n):
+                out[b, i, j] = row[j]
+    return out
+
+
+@tw.kernel
+def turned_rows(x: tw.Array) -> tw.Array:
+    m, n = x.shape
+    out = tw.empty_like(x)
+    row = tw.empty((n,), x.dtype)
+    for i in range(m):
+        for j in range(n):
+            row[j] = x[i, j] + 1.0
+        for j in range(n):
+            out[i, j] = row[n - 1 - j] * row[0]
+    return out
+
+
+@tw.kernel
+def rows_so_far(x: tw.Array) -> tw.Array:
+    m, n = x.shape
+    out = tw.empty_like(x)
+    row = tw.zeros((n,), x.dtype)
+    for i in range(m):
+        for j in range(1, n):
+            row[j] = row[j - 1] + x[i, j]
+        for j in range(n):
+            out[i, j] = row[j]
+    return out
+
+
+@tw.kernel
+def last_row(x: tw.Array) -> tuple[tw.Array, tw.Array]:
+    m, n = x.shape
+    out = tw.empty_like(x)
+    row = tw.zeros((n,), x.dtype)
+    for i in range(m):
+        for j in range(n):
+            row[j] = 2.0 * x[i, j]
+        for j in range(n):
+            out[i, j] = row[n - 1 - j]
+    return out, row + 1.0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_iterations_have_temporary_rows_of_their_own(device: str) -> None:
+    rng = np.random.default_rng(3)
+    a, c, x = rng.random((3, 5, 7)), rng.random((7, 7)), rng.random((5, 9))
+    np.testing.assert_allclose(np.asarray(rows_times(a, c, device=device)), a @ c, rtol=1e-12)
+    assert set(kinds(rows_times, a, c)) == {"parallel"}
+    np.testing.assert_allclose(np.asarray(turned_rows(x, device=device)), (x[:, ::-1] + 1.0) * (x[:, :1] + 1.0), rtol=1e-12)
+    assert set(kinds(turned_rows, x)) == {"parallel"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_live_on_are_one_array(device: str) -> None:
+    x = np.random.default_rng(4).random((4, 6))
+    sums = np.cumsum(np.where(np.arange(6) > 0, x, 0.0), axis=1)
+    np.testing.assert_allclose(np.asarray(rows_so_far(x, device=device)), sums, rtol=1e-12)
+    out, row = last_row(x, device=device)
+    np.testing.assert_allclose(np.asarray(out), 2.0 * x[:, ::-1], rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(row), 2.0 * x[-1] + 1.0, rtol=1e-12)

@@ -84,6 +84,10 @@ DROP_OVERWRITTEN = Pass(
     "drop_overwritten", "loop", "loop", late("loop.drop_overwritten", "drop_overwritten"),
     "Stores that another store overwrites before anything reads them are dropped.", needs="store",
 )  # fmt: skip
+SHARE_LOADS = Pass(
+    "share_loads", "loop", "loop", late("loop.share_loads", "share_loads"),
+    "Elements that a point has read before are not read again, in nests with conditions.", needs="if",
+)  # fmt: skip
 HOIST = Pass(
     "hoist", "loop", "loop", late("loop.hoist", "hoist"),
     "Moves reductions out of loops that do not change them; equal ones become one.", needs="reduce",
@@ -696,6 +700,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DROP_EMPTY, "After simplify, also where a size has become a constant."),
         Step(UNTILE, "All that follows recognises nests by whole indices."),
         Step(DROP_OVERWRITTEN, "After simplify, as above, in kernels that are alone; products store each result once."),
+        Step(SHARE_LOADS, "After simplify, which makes equal places the same values; before all that asks what a branch computes."),
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),

@@ -182,7 +182,7 @@ def index_proofs(entry: Entry, signature: Signature, target: Target) -> tuple[In
     found: dict[tuple[str, str, int], IndexProof] = {}
     for call in program.calls:
         watched = WATCHED[signature.indices or checked] if signature.indices != "none" and not typed.metadata.of(call.kernel.name).unchecked else ()
-        for op, axis, reasons in explained(call.kernel, (*program.checks, *steps_inside(program, call))):
+        for op, axis, reasons in explained(call.kernel, (*steps_inside(program, call), *program.checks)):
             assert isinstance(op.operands[0].type, Tensor)
             names = ", ".join(value.name or "…" for value in op.operands[1 : 1 + op.operands[0].type.rank])
             access, place = f"{op.operands[0].name}[{names}]", op.span.place() if op.span.line else ""

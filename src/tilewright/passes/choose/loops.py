@@ -110,7 +110,7 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         on_reduction = False  # hardly any result has terms: what counts is that all are looked at
     search = SHORT_SEARCH if target.has_ieee_maximum else LONG_SEARCH
     window = slides(kernel, nest)
-    points = _points(kernel, nest, target, lanes)
+    points = _points(kernel, nest, target, lanes, hints)
     if points is not None:
         return points
     if nest.reductions:
@@ -198,10 +198,10 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
 
 
-def _points(kernel: Kernel, nest: Nest, target: Target, lanes: int) -> Schedule | None:
+def _points(kernel: Kernel, nest: Nest, target: Target, lanes: int, hints: Mapping[str, int]) -> Schedule | None:
     from tilewright.passes.choose.short_sums import points_schedule
 
-    return points_schedule(kernel, nest, target, lanes, 16 * lanes)
+    return points_schedule(kernel, nest, target, lanes, 16 * lanes, hints)
 
 
 def _may_be_short(kernel: Kernel, nest: Nest) -> bool:

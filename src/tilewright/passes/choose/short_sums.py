@@ -12,7 +12,7 @@ from math import prod
 
 from tilewright.analysis.affine import Affine, Forms, address, analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, inner_sums
-from tilewright.base.sizes import ZERO, Size
+from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk
 from tilewright.ir.types import INDEX
@@ -66,23 +66,43 @@ def short_schedule(kernel: Kernel, nest: Nest, target: Target, lanes: int, hints
     )  # fmt: skip
 
 
-def points_schedule(kernel: Kernel, nest: Nest, target: Target, lanes: int, chunk: int) -> Schedule | None:
-    """Vectors along points that each run through a long loop around short sums, as those of distances to all others are: what belongs to the point is loaded once before the loop,
-    and what the loop walks over is the same for all points of a vector. None for other nests."""
-    sums = inner_sums(nest)
-    if not sums or lanes < 2 or nest.sweeps or kernel.attrs.keys() & {"blocks", "in_order", "dots"} or is_watched(kernel):
+def points_schedule(kernel: Kernel, nest: Nest, target: Target, lanes: int, chunk: int, hints: Mapping[str, int]) -> Schedule | None:
+    """Vectors along points that each run through a long loop, as those of distances to all others do: what belongs to the point is loaded once before the loop,
+    and what the loop walks over is the same for all points of a vector. The loop is around short sums, or meets pairs of records, whose elements lie apart. None for other nests."""
+    if lanes < 2 or nest.sweeps or not nest.extents or kernel.attrs.keys() & {"blocks", "in_order", "dots"} or is_watched(kernel):
         return None
     if any(op.opcode == "while" for op in walk(nest.parallel.regions[0])):
         return None
-    forms, (*_, point) = analyse(kernel), nest.parallel.regions[0].args
+    forms, rank = analyse(kernel), len(nest.extents)
+    if not _around_short_sums(nest, forms) and not (_meets_records(nest, forms) and _hint(nest.extents[-1], hints) >= 2 * lanes):
+        return None
+    return Schedule(tuple(2 * lanes if p == rank - 1 else 1 for p in range(rank)), 1, lanes, vector_index=rank - 1, chunk=chunk)
+
+
+def _around_short_sums(nest: Nest, forms: Forms) -> bool:
+    """Whether long loops are around sums of a few terms, which read something of the point and something that is the same for all points."""
+    sums, (*_, point) = inner_sums(nest), nest.parallel.regions[0].args
     lengths = [forms[bound] for op in sums for bound in op.operands if bound in forms]
     if len(lengths) != sum(len(op.operands) for op in sums) or any(n.factors or n.constant.constant is None or n.constant.constant > LONGEST for n in lengths):
-        return None
-    loads = [(op, address(op, forms)) for one in sums for op in walk(one.regions[0]) if op.opcode == "load"]
-    if not any(form.factor(point) == ZERO for _, form in loads) or not any(form.factor(point) != ZERO for _, form in loads):
-        return None
-    rank = len(nest.extents)
-    return Schedule(tuple(2 * lanes if p == rank - 1 else 1 for p in range(rank)), 1, lanes, vector_index=rank - 1, chunk=chunk)
+        return False
+    loads = [address(op, forms) for one in sums for op in walk(one.regions[0]) if op.opcode == "load"]
+    return any(form.factor(point) == ZERO for form in loads) and any(form.factor(point) != ZERO for form in loads)
+
+
+def _meets_records(nest: Nest, forms: Forms) -> bool:
+    """Whether sums read something of the point alone, and elements that lie apart along the sum and are the same for all points."""
+    point, indices = nest.parallel.regions[0].args[-1], [op.regions[0].args[0] for op in nest.reductions]
+    inside = [op for one in nest.reductions for op in walk(one.regions[0])]
+    if any(len(op.operands) != 1 or str(op.attrs["kind"]).startswith("arg") for op in nest.reductions) or any(op.regions and op.opcode != "if" for op in inside):
+        return False
+    loads = [op for op in inside if op.opcode == "load"]
+    if not all(v in forms for op in loads for v in op.operands[1:]):
+        return False
+    places = [address(op, forms) for op in loads]
+    steps = [(form.factor(point), next((f for i in indices if (f := form.factor(i)) != ZERO), ZERO)) for form in places]
+    if any(own != ZERO and along != ZERO for own, along in steps):
+        return False
+    return any(own != ZERO for own, _ in steps) and any(along not in (ZERO, ONE) for _, along in steps)
 
 
 def row_group_of(kernel: Kernel, nest: Nest, row_axis: int, hints: Mapping[str, int]) -> int:

@@ -607,8 +607,9 @@ class Draft:
         body, places = _places_as_variables(loop.body)
         kinds = {s.var: s.kind for s in walk(body) if isinstance(s, Accumulate)}
         targets = assigned(body)
-        for target in targets:
-            result = self.reduced(builder, loop.vars, body, target, kinds[target], targets, scope)
+        # Side by side, so that one loop can compute all of them: none reads what another one is stored to.
+        results = [self.reduced(builder, loop.vars, body, target, kinds[target], targets, scope) for target in targets]
+        for target, result in zip(targets, results, strict=True):
             if target in places:
                 store = places[target]
                 indices = [self.expr(builder, i, scope) for i in store.indices]
@@ -786,16 +787,17 @@ def unchanging(kind: str, dtype: DType) -> int | float | bool:
 def _places_as_variables(stmts: tuple[Stmt, ...]) -> tuple[tuple[Stmt, ...], dict[Variable, Store]]:
     """Accumulating stores as accumulations into variables, and which store each variable stands for."""
     places: dict[Variable, Store] = {}
-    by_name: dict[str, Variable] = {}
+    by_place: dict[tuple[str, tuple[Expr, ...]], Variable] = {}
 
     def change(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         result: list[Stmt] = []
         for stmt in body:
             if isinstance(stmt, Store):
-                if stmt.array.name not in by_name:
-                    var = by_name[stmt.array.name] = Variable(stmt.array.name, stmt.array.dtype, mutable=True)
-                    places[var] = stmt
-                result.append(Accumulate(by_name[stmt.array.name], stmt.kind, stmt.value, span=stmt.span))
+                place = stmt.array.name, stmt.indices
+                if place not in by_place:
+                    by_place[place] = Variable(stmt.array.name, stmt.array.dtype, mutable=True)
+                    places[by_place[place]] = stmt
+                result.append(Accumulate(by_place[place], stmt.kind, stmt.value, span=stmt.span))
             elif isinstance(stmt, TypedIf):
                 result.append(replace(stmt, then=change(stmt.then), otherwise=change(stmt.otherwise)))
             elif isinstance(stmt, TypedLoop):

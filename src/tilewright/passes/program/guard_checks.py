@@ -16,6 +16,7 @@ from tilewright.analysis.index_proofs import reaches
 from tilewright.base.sizes import ONE, ZERO, Size, minimum
 from tilewright.ir.program import KernelCall, Program, ProgramCheck
 from tilewright.ir.types import Tensor
+from tilewright.passes.program.watch_indices import steps_inside
 
 
 def guard_checks(program: Program) -> Program:
@@ -32,7 +33,7 @@ def guard_checks(program: Program) -> Program:
                 assert isinstance(memory.type, Tensor)
                 for end in _in_all_steps(program, call, extent):
                     checks[ProgramCheck(end, "le", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
-        for load, axis, end in reaches(call.kernel, tuple(checks)):
+        for load, axis, end in reaches(call.kernel, (*steps_inside(program, call), *checks)):
             memory = load.operands[0]
             assert isinstance(memory.type, Tensor)
             message = f"'{names[memory]}' is read at indices up to {{left}}, but its axis {axis} has extent {{right}}"

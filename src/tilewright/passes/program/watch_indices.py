@@ -26,14 +26,16 @@ def watch_indices(program: Program, checks: str, metadata: KernelMetadata | None
 
     def one(call: KernelCall) -> KernelCall:
         own = metadata.of(call.kernel.name) if metadata is not None else None
-        return call if own is not None and own.constraints.unsafe_unchecked else _watched(call, opcodes, (*program.checks, *steps_inside(program, call)))
+        return call if own is not None and own.constraints.unsafe_unchecked else _watched(call, opcodes, (*steps_inside(program, call), *program.checks))
 
     calls = tuple(map(one, program.calls))
     return replace(program, calls=calls) if any(a is not b for a, b in zip(calls, program.calls, strict=True)) else program
 
 
 def steps_inside(program: Program, call: KernelCall) -> tuple[ProgramCheck, ...]:
-    """What holds of the numbers of the steps that a call runs in: each is below the number of steps."""
+    """What holds of the numbers of the steps that a call runs in: each is below the number of steps.
+
+    These stand before the checks of the program, which speak of loops that have turns: here they have."""
     loops = [program.ordered(turn.loop) for turn in call.loops]
     return tuple(ProgramCheck(Size.of(loop.name), "lt", loop.count, "") for loop in loops if loop.count is not None)
 

@@ -20,7 +20,7 @@ from tilewright.analysis.affine import Forms, analyse
 from tilewright.analysis.contraction import find_contraction
 from tilewright.base.dtypes import f32, f64
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, ZERO, Size, SizeCall
+from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, without_clamp
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck
@@ -121,10 +121,12 @@ def _in_loop(nest: Op, loop: Op, forms: Forms) -> _SomeResults | None:
     extent = forms[nest.operands[0]]
     if extent.factors:
         return None
-    width = high.constant + (extent.constant - 1 if high.factors else 0)
+    height, width = extent.constant, high.constant + (extent.constant - 1 if high.factors else 0)
     if high.factors and high.constant == ZERO:
-        width = extent.constant  # rows that end before the diagonal: with it, the product is square
-    return _found(nest, (row, column), (extent.constant, width), loop.regions[0].ops, tuple(op for op in nest.regions[0].ops if op is not loop))
+        width = height  # rows that end before the diagonal: with it, the product is square
+    elif low.factors and low.constant == ONE and without_clamp(height) == width - 1:
+        height = width  # so it is with the row after the last, which has no column behind the diagonal
+    return _found(nest, (row, column), (height, width), loop.regions[0].ops, tuple(op for op in nest.regions[0].ops if op is not loop))
 
 
 def _under_condition(nest: Op, branch: Op, made: dict[Value, Op], forms: Forms) -> _SomeResults | None:

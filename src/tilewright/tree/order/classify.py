@@ -28,6 +28,7 @@ from tilewright.tree.order.independence import NOTHING_FIXED, Fixed, independent
 from tilewright.tree.order.inner_products import products_inside
 from tilewright.tree.order.pivots import around_pivot
 from tilewright.tree.order.rotation import equal_sizes, is_ordered, needed_after, rotated
+from tilewright.tree.order.temporaries import with_rows
 from tilewright.tree.races import collision, promised
 from tilewright.tree.typed import (
     Accumulate,
@@ -62,10 +63,11 @@ def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics, chec
     """The top-level statements with every loop classified. `checks` hold at every call."""
     same = equal_sizes(checks)
     result: list[Stmt] = []
+    written, stmts = stmts, with_rows(stmts, merge_nest)
     for position, stmt in enumerate(stmts):
         for part in _top_statement(stmt, sink, NOTHING_FIXED):
             result += rotated(part, needed_after(stmts[position + 1 :]), same) if is_ordered(part) else [part]
-    _check_promises(stmts, sink)
+    _check_promises(written, sink)
     if elementwise:
         _check_elementwise(tuple(result), sink)
     return tuple(result)

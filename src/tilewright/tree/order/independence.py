@@ -7,6 +7,7 @@ whether its iterations reach different elements. `False` means "not proven".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
 from tilewright.base.affine import AffineForm
 from tilewright.base.intervals import surely_nonnegative
@@ -73,12 +74,13 @@ def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
 
 
 def _one_element(loop: TypedLoop, stores: Sequence[Store]) -> bool:
-    """Stores of a reduction all accumulate: per array into one element that stays the same over the loop."""
+    """Stores of a reduction all accumulate: per array into one element that stays the same over the loop, or into several that surely are different ones."""
     moving = {v for s in walk((loop,)) if isinstance(s, TypedLoop) for v in s.vars}
     inside = {s.var for s in walk(loop.body) if isinstance(s, SetVar)}
-    places: dict[str, tuple[tuple[Expr, ...], str]] = {}
+    places: dict[str, dict[tuple[Expr, ...], str]] = {}
     for store in stores:
-        if not store.kind or places.setdefault(store.array.name, (store.indices, store.kind)) != (store.indices, store.kind):
+        own = places.setdefault(store.array.name, {})
+        if not store.kind or own.setdefault(store.indices, store.kind) != store.kind:
             return False
         for index in store.indices:
             for expr in walk_expr(index):
@@ -86,12 +88,14 @@ def _one_element(loop: TypedLoop, stores: Sequence[Store]) -> bool:
                     return False
                 if isinstance(expr, Local) and expr.var in inside:
                     return False
-    return all(_is_apart(e, places[e.array.name][0]) for e in exprs_in(loop.body) if isinstance(e, Element) and e.array.name in places)
+    if not all(_is_apart(a, b) for own in places.values() for a, b in combinations(own, 2)):
+        return False
+    return all(_is_apart(place, e.indices) for e in exprs_in(loop.body) if isinstance(e, Element) for place in places.get(e.array.name, ()))
 
 
-def _is_apart(read: Element, place: Sequence[Expr]) -> bool:
-    """Whether what is read is never the element that is accumulated into: `a[i, k]` with `k < j`, beside `a[i, j]`."""
-    here, there = linear_indices(place), linear_indices(read.indices)
+def _is_apart(place: Sequence[Expr], other: Sequence[Expr]) -> bool:
+    """Whether indices never mean the element that is accumulated into: `a[i, k]` with `k < j`, beside `a[i, j]`."""
+    here, there = linear_indices(place), linear_indices(other)
     return here is not None and there is not None and apart_from(here, there)
 
 

@@ -329,7 +329,7 @@ def test_weights_that_are_too_small_are_refused(name: str) -> None:
         CASES[name][0](x, w)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "cut"])
+@pytest.mark.parametrize("name", CASES)
 def test_they_are_convolutions(name: str) -> None:
     x, w = made(name, (1, 32, 28, 28), 32)
     with warnings.catch_warnings():
@@ -399,3 +399,98 @@ def some_taps(x: tw.Array, w: tw.Array) -> tw.Array:
                 total += x[i + p] * w[p]
         out[i] = total
     return out
+
+
+@tw.kernel
+def box(x: tw.Array, w: tw.Array) -> tw.Array:
+    height, width = x.shape
+    out = tw.empty((height, width), x.dtype)
+    for i, j in tw.grid(height, width):
+        total = tw.f32(0)
+        for y in range(max(0, i - 1), min(height, i + 2)):
+            for z in range(max(0, j - 1), min(width, j + 2)):
+                total += x[y, z] * w[y - i + 1, z - j + 1]
+        out[i, j] = total
+    return out
+
+
+@tw.kernel
+def mean(x: tw.Array) -> tw.Array:
+    height, width = x.shape
+    out = tw.empty((height, width), x.dtype)
+    for i, j in tw.grid(height, width):
+        total = tw.f32(0)
+        count = 0
+        for y in range(max(i - 1, 0), min(i + 2, height)):
+            for z in range(max(j - 1, 0), min(j + 2, width)):
+                total += x[y, z]
+                count += 1
+        out[i, j] = total / count
+    return out
+
+
+@tw.kernel
+def largest(x: tw.Array, radius: int) -> tw.Array:
+    height, width = x.shape
+    out = tw.empty((height, width), x.dtype)
+    for i, j in tw.grid(height, width):
+        most = -tw.inf
+        for y in range(max(0, i - radius), min(height, i + radius + 1)):
+            for z in range(max(0, j - 1), min(width, j + 2)):
+                most = tw.max(most, x[y, z])
+        out[i, j] = most
+    return out
+
+
+@tw.kernel
+def last_three(x: tw.Array) -> tw.Array:
+    rows, n = x.shape
+    out = tw.empty((rows, n), x.dtype)
+    for r, i in tw.grid(rows, n):
+        total = tw.f32(0)
+        for k in range(max(0, i - 2), i + 1):
+            total += x[r, k]
+        out[r, i] = total
+    return out
+
+
+@tw.kernel
+def lower(a: tw.Array, b: tw.Array, diagonals: int) -> tw.Array:
+    n, _ = a.shape
+    out = tw.empty((n, n), a.dtype)
+    for i, j in tw.grid(n, n):
+        total = tw.f32(0)
+        for k in range(max(0, j - diagonals), min(n, i + 1)):
+            total += a[i, k] * b[k, j]
+        out[i, j] = total
+    return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 2), (7, 5), (33, 31)], ids=str)
+def test_windows_that_are_cut_at_borders(shape: tuple[int, int], device: str) -> None:
+    x, w = (RNG.standard_normal(s).astype(np.float32) for s in (shape, (3, 3)))
+
+    def near(i: int, j: int, r: int = 1) -> tuple[slice, slice]:
+        return slice(max(0, i - r), i + r + 1), slice(max(0, j - 1), j + 2)
+
+    def each(value: Any) -> Array:
+        return np.array([[value(i, j) for j in range(shape[1])] for i in range(shape[0])])
+
+    def weighted(i: int, j: int) -> float:
+        return sum(
+            float(x[y, z]) * w[y - i + 1, z - j + 1] for y in range(max(0, i - 1), min(shape[0], i + 2)) for z in range(max(0, j - 1), min(shape[1], j + 2))
+        )
+
+    np.testing.assert_allclose(box(x, w, device=device), each(weighted), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(mean(x, device=device), each(lambda i, j: x[near(i, j)].astype(np.float64).mean()), rtol=1e-5, atol=1e-5)
+    for radius in (0, 1, 3):
+        np.testing.assert_array_equal(largest(x, radius, device=device), each(lambda i, j, r=radius: x[near(i, j, r)].max()))
+    np.testing.assert_allclose(last_three(x, device=device), each(lambda i, j: x[i, max(0, j - 2) : j + 1].sum()), rtol=1e-5, atol=1e-5)
+
+
+def test_loops_near_a_diagonal() -> None:
+    a, b = (RNG.standard_normal((40, 40)).astype(np.float32) for _ in range(2))
+    for diagonals in (0, 3, 50):
+        expected = [[sum(float(a[i, k]) * b[k, j] for k in range(max(0, j - diagonals), min(40, i + 1))) for j in range(40)] for i in range(40)]
+        np.testing.assert_allclose(lower(a, b, diagonals), expected, rtol=1e-5, atol=1e-5)

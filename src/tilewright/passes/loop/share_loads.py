@@ -27,10 +27,10 @@ def share_loads(kernel: Kernel) -> Kernel:
         return kernel
     # Elements that points combine into may change at any time.
     shared = {op.operands[0] for op in walk(kernel.body) if op.operands and op.opcode not in _PLAIN and OPS[op.opcode].effect not in ("pure", "control")}
-    return replace(kernel, body=_Sharing(shared).block(kernel.body, {}))
+    return replace(kernel, body=_LoadSharing(shared).block(kernel.body, {}))
 
 
-class _Sharing:
+class _LoadSharing:
     def __init__(self, combined: set[Value]) -> None:
         self.combined = combined
         self.values: dict[Value, Value] = {}

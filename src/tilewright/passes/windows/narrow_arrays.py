@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from tilewright.analysis.affine import analyse
 from tilewright.analysis.guarded import guarded_loads
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import Size, SizeCall
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramCheck
@@ -93,4 +93,15 @@ def _fits(length: Size, extent: Size, checks: Sequence[ProgramCheck]) -> bool:
     """Whether calls check that a loop is no longer than an axis, or both are numbers that say so."""
     if length.constant is not None and extent.constant is not None:
         return length.constant <= extent.constant
-    return length != extent and reaches(extent, length, checks)
+    return length != extent and (reaches(extent, length, checks) or _may_reach(extent, length, checks))
+
+
+def _may_reach(size: Size, length: Size, checks: Sequence[ProgramCheck]) -> bool:
+    """Whether calls check that an axis is as long as a window, or as the image is with its border where that is less. Weights have to be whole all the same."""
+    for check in checks:
+        if check.relation != "lt" or check.right != size:
+            continue
+        atoms = [atom for monomial, _ in (check.left + 1).terms for atom in monomial]
+        if any(isinstance(atom, SizeCall) and atom.op == "min" and length in (atom.a, atom.b) for atom in atoms):
+            return True
+    return False

@@ -247,6 +247,38 @@ def cut(x: tw.Array, w: tw.Array) -> tw.Array:
     return out
 
 
+@tw.kernel
+def clamped(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(3):
+                for q in range(3):
+                    y = min(max(i + p - 1, 0), height - 1)
+                    z = min(max(j + q - 1, 0), width - 1)
+                    total += x[b, c, y, z] * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
+@tw.kernel
+def wrapped(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, height, width = x.shape
+    filters = w.shape[0]
+    out = tw.empty((n, filters, height, width), x.dtype)
+    for b, f, i, j in tw.grid(n, filters, height, width):
+        total = tw.f32(0)
+        for c in range(channels):
+            for p in range(3):
+                for q in range(3):
+                    total += x[b, c, (i + p + height - 1) % height, (j + q - 1) % width] * w[f, c, p, q]
+        out[b, f, i, j] = total
+    return out
+
+
 CASES: dict[str, tuple[Any, int, str, int, int]] = {
     "whole": (whole, 2, "fc", 1, 1),
     "nested": (nested, 2, "fc", 1, 1),
@@ -261,6 +293,8 @@ CASES: dict[str, tuple[Any, int, str, int, int]] = {
     "padded": (padded, 2, "fc", 1, 1),
     "skipped": (skipped, 2, "fc", 1, 1),
     "cut": (cut, 2, "fc", 1, 1),
+    "clamped": (clamped, 2, "fc", 1, 1),
+    "wrapped": (wrapped, 2, "fc", 1, 1),
 }
 """The kernel, the axes of its window, the other axes of its weights, its stride and dilation."""
 SHAPES = [(1, 1, 1, 1), (2, 3, 7, 5), (1, 5, 17, 33), (1, 33, 13, 31), (0, 3, 7, 5)]
@@ -289,7 +323,8 @@ def wanted(name: str, x: Array, w: Array) -> Array:
     elif kind == "cf":
         a, b = np.moveaxis(a, -1, 1), np.moveaxis(b, (-1, -2), (0, 1))
     sides = a.shape[2:]
-    framed = np.pad(a, ((0, 0), (0, 0), *((apart * (taps // 2),) * 2 for _ in sides)))
+    border: Any = {"clamped": "edge", "wrapped": "wrap"}.get(name, "constant") if a.size else "constant"
+    framed = np.pad(a, ((0, 0), (0, 0), *((apart * (taps // 2),) * 2 for _ in sides)), mode=border)
     total: Any = 0
     for tap in np.ndindex(*(taps,) * axes):
         seen = framed[(slice(None), slice(None), *(slice(apart * t, apart * t + side, step) for t, side in zip(tap, sides, strict=True)))]
@@ -337,7 +372,7 @@ def test_they_are_convolutions(name: str) -> None:
         CASES[name][0](x, w)
 
 
-@pytest.mark.parametrize("name", ["whole", "square", "padded", "skipped", "cut"])
+@pytest.mark.parametrize("name", ["whole", "square", "padded", "skipped", "cut", "clamped", "wrapped"])
 def test_on_the_emulator(name: str) -> None:
     x, w = made(name, (1, 5, 7, 9), 6, larger=0 if name == "square" else 2)
     np.testing.assert_allclose(CASES[name][0](x, w, device="emulator"), wanted(name, x, w), rtol=2e-5, atol=2e-4)
@@ -443,6 +478,31 @@ def largest(x: tw.Array, radius: int) -> tw.Array:
 
 
 @tw.kernel
+def dilated_mask(x: tw.Array) -> tw.Array:
+    height, width = x.shape
+    out = tw.empty((height, width), x.dtype)
+    for i, j in tw.grid(height, width):
+        most = x[i, j]
+        for p in range(-2, 3):
+            for q in range(-2, 3):
+                most = max(most, x[min(max(i + p, 0), height - 1), abs(j + q) % width])
+        out[i, j] = most
+    return out
+
+
+@tw.kernel
+def one_plane(x: tw.Array, w: tw.Array) -> tw.Array:
+    _, n = x.shape
+    out = tw.empty((n,), x.dtype)
+    for i in range(n):
+        total = tw.f32(0)
+        for p in range(5):
+            total += x[1, (i + p) % n] * w[p] + x[0, min(i + 2 * p, n - 1)]
+        out[i] = total
+    return out
+
+
+@tw.kernel
 def last_three(x: tw.Array) -> tw.Array:
     rows, n = x.shape
     out = tw.empty((rows, n), x.dtype)
@@ -487,6 +547,19 @@ def test_windows_that_are_cut_at_borders(shape: tuple[int, int], device: str) ->
     for radius in (0, 1, 3):
         np.testing.assert_array_equal(largest(x, radius, device=device), each(lambda i, j, r=radius: x[near(i, j, r)].max()))
     np.testing.assert_allclose(last_three(x, device=device), each(lambda i, j: x[i, max(0, j - 2) : j + 1].sum()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 9), (2, 2), (7, 5), (33, 31), (0, 5), (5, 0)], ids=str)
+def test_borders_that_repeat(shape: tuple[int, int], device: str) -> None:
+    x = RNG.standard_normal(shape).astype(np.float32)
+    height, width = shape
+    most = [[max(x[min(max(i + p, 0), height - 1), abs(j + q) % width] for p in range(-2, 3) for q in range(-2, 3)) for j in range(width)] for i in range(height)]
+    np.testing.assert_array_equal(dilated_mask(x, device=device), np.array(most).reshape(shape))
+    if height > 1:
+        w = RNG.standard_normal(5).astype(np.float32)
+        ends = [sum(float(x[1, (i + p) % width]) * w[p] + x[0, min(i + 2 * p, width - 1)] for p in range(5)) for i in range(width)]
+        np.testing.assert_allclose(one_plane(x, w, device=device), ends, rtol=1e-5, atol=1e-5)
 
 
 def test_loops_near_a_diagonal() -> None:

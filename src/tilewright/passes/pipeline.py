@@ -109,6 +109,10 @@ JOIN_GUARDS = Pass(
     "join_guards", "loop", "loop", late("windows.join_guards", "join_guards"),
     "Sums of sums under conditions become one sum under one condition, whose tests are bounds of the indices of loads.", needs="reduce",
 )  # fmt: skip
+COPY_BORDERS = Pass(
+    "copy_borders", "program", "program", late("windows.copy_borders", "copy_borders"),
+    "Windows whose places wrap around, or stop at the border (`%`, `min`, `max`), read a copy with a border of such elements; on GPUs where they are products.", takes=TARGET, needs="reduce",
+)  # fmt: skip
 NARROW_ARRAYS = Pass(
     "narrow_arrays", "program", "program", late("windows.narrow_arrays", "narrow_arrays"),
     "CPU: axes that loops under conditions walk in part, as windows of literal size do, count as long as these loops.", takes=TARGET, needs="reduce",
@@ -118,7 +122,7 @@ SINGLE_PLACES = Pass(
     "GPU: sums over windows of a single place become plain sums over channels.", gpu=True, needs="reduce",
 )  # fmt: skip
 SQUARE_TRIANGLES = Pass(
-    "square_triangles", "program", "program", late("windows.square_triangles", "square_triangles"),
+    "square_triangles", "program", "program", late("triangles.square_triangles", "square_triangles"),
     "Products of which a triangle counts become contractions that skip tiles outside of it; results that are no number are added up again, term by term.", needs="reduce",
 )  # fmt: skip
 SQUARE_RESULTS = Pass(
@@ -704,6 +708,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),
+        Step(COPY_BORDERS, "After join_guards, which brings sums together; windows are recognised after it."),
         Step(NARROW_ARRAYS, "After join_guards: products and windows are recognised after it."),
         Step(SINGLE_PLACES, "After join_guards: a condition has all tests of a sum."),
         Step(SQUARE_RESULTS, "Before square_triangles, which sees the sums of all results."),

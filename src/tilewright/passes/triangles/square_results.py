@@ -27,9 +27,9 @@ from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramChec
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import INDEX, Tensor, dtype_of, tensor
 from tilewright.passes.common.simplify import simplify
+from tilewright.passes.triangles.square_triangles import as_product
 from tilewright.passes.windows.guards import guard_tests
 from tilewright.passes.windows.join_guards import is_sum
-from tilewright.passes.windows.square_triangles import as_product
 
 
 @record

@@ -2,6 +2,7 @@
 
 In `if 0 <= y and y < h { … x[b, y, q] * w[o, q] … }` the condition is about y. The loop over q runs its course whatever y is, so
 `w[o, q]` can be loaded without asking, and that q stays inside both arrays is a matter of their sizes, to be checked at a call.
+So it is with numbers: under `if j != i`, which some points pass, `p[j, 2]` asks for three columns.
 """
 
 from __future__ import annotations
@@ -18,24 +19,27 @@ from tilewright.ir.types import Tensor
 @record
 class Guarded:
     """A load under conditions. `plain` are the axes whose index is a loop's own and in no condition, with that loop's extent; `exact`
-    those whose loop runs over just the axis."""
+    those whose loop runs over just the axis, or whose index is a number within it. `numbered` are those whose index is a number, where conditions
+    compare indices of loops alone; `turns` are how often the loops around run."""
 
     load: Op
     plain: tuple[tuple[int, Value, Size], ...]
     exact: tuple[int, ...]
+    numbered: tuple[tuple[int, int], ...] = ()
+    turns: tuple[Size, ...] = ()
 
     @property
     def needs_no_guard(self) -> bool:
         """Whether it stays inside wherever the loops go, once the sizes of `plain` axes are known to fit."""
         memory = self.load.operands[0].type
         assert isinstance(memory, Tensor)
-        return {axis for axis, _, _ in self.plain} | set(self.exact) == set(range(memory.rank))
+        return {axis for axis, _, _ in self.plain} | {axis for axis, _ in self.numbered} | set(self.exact) == set(range(memory.rank))
 
 
 def guarded_loads(kernel: Kernel) -> Iterator[Guarded]:
     """Every load that stands under an `if`, at the loop stage."""
     if any(op.opcode == "if" for op in walk(kernel.body)):
-        yield from _GuardFinder(kernel).block(kernel.body, ())
+        yield from _GuardFinder(kernel).block(kernel.body, (), ())
 
 
 class _GuardFinder:
@@ -49,21 +53,38 @@ class _GuardFinder:
                     if extent in self.forms and not self.forms[extent].factors:
                         self.extents[index] = self.forms[extent].constant
 
-    def block(self, block: Block, tested: tuple[frozenset[Value], ...]) -> Iterator[Guarded]:
+    def block(self, block: Block, tested: tuple[Value, ...], turns: tuple[Size, ...] | None) -> Iterator[Guarded]:
+        """`tested`: the conditions around. `turns`: of the loops around; None where one runs as data says."""
         for op in block.ops:
             if op.opcode == "load" and tested:
-                yield self._load(op, frozenset[Value]().union(*tested))
-            inner = (*tested, self._sources(op.operands[0])) if op.opcode == "if" else tested
+                yield self._load(op, tested, turns)
+            inner = (*tested, op.operands[0]) if op.opcode == "if" else tested
+            around = turns
+            if op.regions and op.opcode != "if":
+                counts = [self.extents.get(arg) for arg in op.regions[0].args]
+                own = tuple(count for count in counts if count is not None)
+                around = (*turns, *own) if turns is not None and op.opcode in ("parallel", "reduce") and len(own) == len(counts) else None
             for region in op.regions:
-                yield from self.block(region, inner)
+                yield from self.block(region, inner, around)
 
-    def _load(self, op: Op, tested: frozenset[Value]) -> Guarded:
+    def _load(self, op: Op, conditions: tuple[Value, ...], turns: tuple[Size, ...] | None) -> Guarded:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
+        tested = frozenset[Value]().union(*map(self._sources, conditions))
+        compares = turns is not None and all(map(self._compares_indices, conditions))
         plain: list[tuple[int, Value, Size]] = []
         exact: list[int] = []
+        numbered: list[tuple[int, int]] = []
         for axis, index in enumerate(op.operands[1 : 1 + memory.rank]):
             form = self.forms.get(index)
+            number = form.constant.constant if form is not None and not form.factors else None
+            if number is not None:
+                extent = memory.shape[axis]
+                if extent.constant is not None and 0 <= number < extent.constant:
+                    exact.append(axis)
+                elif number >= 0 and compares and not any(turn.names & extent.names for turn in turns or ()):
+                    numbered.append((axis, number))
+                continue
             own = next((v for v in self.extents if form is not None and form.is_just(v)), None)
             if own is None:
                 continue
@@ -71,7 +92,20 @@ class _GuardFinder:
                 exact.append(axis)
             elif own not in tested:
                 plain.append((axis, own, self.extents[own]))
-        return Guarded(op, tuple(plain), tuple(exact))
+        return Guarded(op, tuple(plain), tuple(exact), tuple(numbered), turns or ())
+
+    def _compares_indices(self, condition: Value) -> bool:
+        """Whether a condition compares indices of loops, with each other or with sizes, and nothing else."""
+        op = self.made.get(condition)
+        if op is None:
+            return False
+        if op.opcode in ("and", "or", "not"):
+            return all(map(self._compares_indices, op.operands))
+        if op.opcode not in ("lt", "le", "gt", "ge", "eq", "ne") or not all(operand in self.forms for operand in op.operands):
+            return False
+        left, right = (self.forms[operand] for operand in op.operands)
+        indices = left.minus(right).values
+        return bool(indices) and all(index in self.extents for index in indices)
 
     def _sources(self, value: Value) -> frozenset[Value]:
         """The loop indices, what was loaded, and whatever else no op computes, that a condition is made of."""

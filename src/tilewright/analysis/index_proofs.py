@@ -22,6 +22,8 @@ from tilewright.ir.program import ProgramCheck
 from tilewright.ir.types import Scalar, Tensor, Vec
 
 Linear = Inequality
+_Rest = tuple[Inequality, int]
+"""What a condition divides, and by which number."""
 """`constant + Σ factor * atom`, where an atom is a pair: an index or None, and a product of sizes."""
 SPLITS = 4
 """Choices (of a minimum, of a condition) that one proof looks into."""
@@ -47,7 +49,7 @@ def reaches(kernel: Kernel, checks: Sequence[ProgramCheck] = ()) -> Iterator[tup
     """Loads that are not proven, where loops and conditions on their indices say how far they go: the axis, and one more than the last index.
 
     0 where a loop around has no turns. An array that is longer than that makes the proof."""
-    yield from _Proofs(kernel, checks, ("load",)).reaches(kernel.body, (), (), ())
+    yield from _Proofs(kernel, checks, ("load",)).reaches(kernel.body, (), (), (), ())
 
 
 def access_width(op: Op) -> int:
@@ -134,14 +136,18 @@ class _Proofs:
         low, high = self.form(index), plus(plus(_of_size(extent), self.form(index), -1), _number(-1))
         return (*(_shown(fact) for fact in needed), *called) or (_shown(low), _shown(high))
 
-    def reaches(self, block: Block, facts: Facts, guards: Facts, extents: tuple[Size, ...]) -> Iterator[tuple[Op, int, Size]]:
-        """`guards`: which of the facts are conditions. `extents`: those of the loops around."""
+    def reaches(
+        self, block: Block, facts: Facts, guards: Facts, extents: tuple[Size, ...], rests: tuple[_Rest, ...]
+    ) -> Iterator[tuple[Op, int, Size]]:
+        """`guards`: which of the facts are conditions. `extents`: those of the loops around. `rests`: what conditions divide."""
         for op in block.ops:
             if op.opcode == "load" and isinstance(op.operands[0].type, Tensor) and op.operands[0] not in self.written:
                 for axis in self.unproven(op, facts):
                     last = self._last(op.operands[1 + axis], facts, guards)
-                    if last is not None and self.proves(self.form(op.operands[1 + axis]), facts):
-                        yield op, axis, product((last + 1, *(minimum(extent, ONE) for extent in extents if not surely_positive(extent))))
+                    turns = self._turns_of_rests(op.operands[1 + axis], rests)
+                    if last is not None and turns is not None and self.proves(self.form(op.operands[1 + axis]), facts):
+                        around = (*extents, *turns)
+                        yield op, axis, product((last + 1, *(minimum(extent, ONE) for extent in around if not surely_positive(extent))))
             for place, region in enumerate(op.regions):
                 if not all(map(self._is_of_indices, op.operands)) or op.opcode == "while":
                     continue
@@ -150,7 +156,11 @@ class _Proofs:
                 more = tuple(self.inside(op, place))
                 counts = [_as_size(self.form(v)) for v in op.operands] if op.opcode in ("parallel", "reduce") else []
                 around = (*extents, *(count for count in counts if count is not None))
-                yield from self.reaches(region, (*facts, *more), (*guards, *more) if op.opcode == "if" else guards, around)
+                if op.opcode == "if":
+                    own = tuple(fact for fact in more if not self._divides(fact))
+                    yield from self.reaches(region, (*facts, *more), (*guards, *own), around, (*rests, *self._rests(op.operands[0])))
+                else:
+                    yield from self.reaches(region, (*facts, *more), guards, around, rests)
 
     def _compares(self, value: Value, holds: bool) -> bool:
         """Whether a condition, or its opposite, is made of comparisons that all hold."""
@@ -161,7 +171,42 @@ class _Proofs:
             return self._compares(op.operands[0], not holds)
         if op.opcode == ("and" if holds else "or"):
             return all(self._compares(part, holds) for part in op.operands)
-        return op.opcode in ("lt", "le", "gt", "ge")
+        return op.opcode in ("lt", "le", "gt", "ge") or (holds and op.opcode == "eq" and self._rest(op) is not None)
+
+    def _rest(self, op: Op) -> _Rest | None:
+        """What `x % number == rest` divides."""
+        own = self.made.get(op.operands[0])
+        if op.opcode != "eq" or own is None or own.opcode != "mod" or self.form(op.operands[1])[0]:
+            return None
+        factors, divisor = self.form(own.operands[1])
+        return (self.form(own.operands[0]), divisor) if not factors and 0 <= self.form(op.operands[1])[1] < divisor else None
+
+    def _rests(self, condition: Value) -> Iterator[_Rest]:
+        op = self.made.get(condition)
+        if op is not None and op.opcode == "and":
+            for part in op.operands:
+                yield from self._rests(part)
+        rest = self._rest(op) if op is not None else None
+        if rest is not None:
+            yield rest
+
+    def _divides(self, fact: Linear) -> bool:
+        """Whether a fact is about a quotient or a rest by a number: what it says of indices, others say."""
+        made = [self.made.get(value) for atom in fact[0] if (value := _value(_pair(atom)[0])) is not None]
+        return any(op is not None and op.opcode in ("mod", "floordiv") and not self.form(op.operands[1])[0] for op in made)
+
+    def _turns_of_rests(self, index: Value, rests: Sequence[_Rest]) -> tuple[Size, ...] | None:
+        """What has to be positive so that every value of an index is met: the whole rounds of another index, which leaves all rests. None where there is no other."""
+        found: list[Size] = []
+        for (factors, _), divisor in rests:
+            if self.form(index)[0].keys().isdisjoint(factors):
+                continue
+            others = [a for a, factor in factors.items() if abs(factor) == 1 and a not in self.form(index)[0]]
+            ends = [end for a in others if (end := self._most(({a: 1}, 0))) is not None]
+            if not ends:
+                return None
+            found.append(floordiv(ends[0] + 1, Size.of(divisor)))
+        return tuple(found)
 
     def _last(self, index: Value, facts: Facts, guards: Facts) -> Size | None:
         """The largest value that facts leave to a loop index. Conditions about it and others together would keep it from being reached; those about indices that
@@ -229,7 +274,23 @@ class _Proofs:
         if kind == "ne":
             return []
         found = [plus(plus(right, left, -1), _number(-1 if kind == "lt" else 0))]
-        return [*found, plus(left, right, -1)] if kind == "eq" else found
+        return [*found, *self._of_quotients(found[0]), plus(left, right, -1)] if kind == "eq" else [*found, *self._of_quotients(found[0])]
+
+    def _of_quotients(self, fact: Linear) -> Iterator[Linear]:
+        """What a bound of a quotient by a number says of what is divided: `x // 2 >= a` is `x >= 2 a`, `x // 2 < a` is `x < 2 a`."""
+        for atom, factor in fact[0].items():
+            index, sizes = _pair(atom)
+            value = _value(index)
+            op = self.made.get(value) if value is not None else None
+            if op is None or op.opcode != "floordiv" or sizes or abs(factor) != 1:
+                continue
+            factors, divisor = self.form(op.operands[1])
+            if factors or divisor <= 0:
+                continue
+            rest = plus(fact, ({atom: 1}, 0), -factor)
+            scaled = plus(rest, rest, divisor - 1)
+            # Below a bound: the largest number with that quotient is `divisor - 1` above its multiple.
+            yield plus(plus(scaled, self.form(op.operands[0]), factor), _number(divisor - 1 if factor < 0 else 0))
 
     # -- one access ---------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,14 @@ RECOVER_REDUCTIONS = Pass(
     "recover_reductions", "loop", "loop", late("loop.recover_reductions", "recover_reductions"),
     "A loop that carries running maxima, and sums scaled by them, becomes the reductions that it computes.", needs="for",
 )  # fmt: skip
+PROMOTE_LOOPS = Pass(
+    "promote_loops", "loop", "loop", late("loop.promote_loops", "promote_loops"),
+    "CPU: independent loops right inside a parallel loop, around a product, become axes of it.", takes=TARGET, needs="for reduce",
+)  # fmt: skip
+GATHER_SUMS = Pass(
+    "gather_sums", "program", "program", late("loop.gather_sums", "gather_sums"),
+    "Products that are added to places which several indices make, as in scattered transposed convolutions, become sums of what each place has.", needs="mul fma",
+)  # fmt: skip
 FUSE = Pass(
     "fuse", "program", "program", late("program.fuse", "fuse"),
     "Kernels that hand on an array become one: as an epilogue, as a prologue, or row by row. What stays apart gets a reason (`inspect --fusion`).",
@@ -707,6 +715,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SHARE_LOADS, "After simplify, which makes equal places the same values; before all that asks what a branch computes."),
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
+        Step(PROMOTE_LOOPS, "After hoist: sums stand in the loops that they need."),
+        Step(GATHER_SUMS, "After hoist; the sums it writes are joined by join_guards."),
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),
         Step(COPY_BORDERS, "After join_guards, which brings sums together; windows are recognised after it."),
         Step(NARROW_ARRAYS, "After join_guards: products and windows are recognised after it."),

@@ -173,4 +173,6 @@ def _check_sizes(program: Program, values: Mapping[str, Argument], sizes: Mappin
         left, right = check.left.evaluate(sizes), check.right.evaluate(sizes)
         holds = {"eq": left == right, "le": left <= right, "lt": left < right}[check.relation]
         if not holds:
-            raise UserError.at(check.code, check.message.format(left=left, right=right, values=sizes), check.span)
+            known = ", ".join(f"{name} = {sizes[name]}" for name in sorted(check.left.names | check.right.names))
+            message = check.message.replace("{left}", str(left)).replace("{right}", str(right)).replace("{values}", known)
+            raise UserError.at(check.code, message, check.span)

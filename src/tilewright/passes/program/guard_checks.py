@@ -4,6 +4,7 @@ In: a program as the tree says. Out: the same with the checks; a call whose size
 indices than the load's own leaves these their loops. One that compares a load's index with others says how far it goes.
 
     for q in range(c): if 0 <= y and y < h: total += x[y, q] * w[q]     ->     the same, and a check that c is no more than w has
+    for j in range(n): if j != i: total += p[j, 2] * p[i, 2]            ->     the same, and a check that p has three columns
     for i in grid(s): for j in range(t): if j <= i: total += v[j]       ->     the same, and a check that min(t, s) is no more than v has
 """
 
@@ -13,7 +14,8 @@ from dataclasses import replace
 
 from tilewright.analysis.guarded import guarded_loads
 from tilewright.analysis.index_proofs import reaches
-from tilewright.base.sizes import ONE, ZERO, Size, minimum
+from tilewright.base.intervals import surely_positive
+from tilewright.base.sizes import ONE, ZERO, Size, minimum, product
 from tilewright.ir.program import KernelCall, Program, ProgramCheck
 from tilewright.ir.types import Tensor
 from tilewright.passes.program.watch_indices import steps_inside
@@ -33,6 +35,12 @@ def guard_checks(program: Program) -> Program:
                 assert isinstance(memory.type, Tensor)
                 for end in _in_all_steps(program, call, extent):
                     checks[ProgramCheck(end, "le", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
+            for axis, number in guarded.numbered:
+                assert isinstance(memory.type, Tensor)
+                end = product((Size.of(number + 1), *(minimum(turn, ONE) for turn in dict.fromkeys(guarded.turns) if not surely_positive(turn))))
+                message = f"'{names[memory]}' is read at index {{left}}, but its axis {axis} has extent {{right}}"
+                for last in _in_all_steps(program, call, end - 1):
+                    checks[ProgramCheck(last, "lt", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
         for load, axis, end in reaches(call.kernel, (*steps_inside(program, call), *checks)):
             memory = load.operands[0]
             assert isinstance(memory.type, Tensor)

@@ -75,12 +75,14 @@ def _phases(kernel: Kernel, later: frozenset[str], shares: bool) -> tuple[Kernel
             for position, index in enumerate(nest.regions[0].args):
                 period = test.divisor // gcd(own.get(index, 0), test.divisor)
                 periods[position] = lcm(periods.get(position, 1), period)
+    for position, period in (*_digits(kernel, nest, forms).items(), *_inner(kernel, nest, forms).items()) if shares else ():
+        periods[position] = lcm(periods.get(position, 1), period)
     periods = {position: period for position, period in periods.items() if period > 1}
     found = _divided(kernel, nest, forms)
     waits = {name for divided in found for v in divided.reduction.operands if (name := forms[v].constant.name) is not None and not forms[v].factors} & later
     if waits:
         return (replace(kernel, attrs=MappingProxyType({**kernel.attrs, "waits": tuple(sorted(waits))})),)
-    if not found or prod(periods.values()) > MOST:
+    if not (found or periods) or prod(periods.values()) > MOST:
         return ()
     kernels: list[Kernel] = []
     for rests in product(*(range(period) for period in periods.values())):
@@ -128,6 +130,43 @@ def _divided(kernel: Kernel, nest: Op, forms: Forms) -> list[_Divided]:
     return found
 
 
+def _digits(kernel: Kernel, nest: Op, forms: Forms) -> dict[int, int]:
+    """Which indices of the results products take apart: `x[i // s] * w[i % s]`. By position, the number they are divided by."""
+    made = {result: op for op in walk(kernel.body) for result in op.results}
+    found: dict[int, int] = {}
+    for reduction in (op for op in nest.regions[0].ops if is_sum(op)):
+        loads = [op for op in walk(reduction.regions[0]) if op.opcode == "load"]
+        taken = {opcode: {v for load in loads for v in load.operands[1:] if (own := made.get(v)) is not None and own.opcode == opcode} for opcode in ("mod", "floordiv")}
+        for rest in taken["mod"]:
+            form, divisor = forms.get(made[rest].operands[0]), divisor_of(made[rest], forms)
+            if form is None or divisor is None or divisor < 2:
+                continue
+            same = [v for v in taken["floordiv"] if forms.get(made[v].operands[0]) == form and divisor_of(made[v], forms) == divisor]
+            position = next((p for p, index in enumerate(nest.regions[0].args) if form.is_just(index)), None)
+            if same and position is not None:
+                found[position] = lcm(found.get(position, 1), divisor)
+    return found
+
+
+def _inner(kernel: Kernel, nest: Op, forms: Forms) -> dict[int, int]:
+    """Which indices count the results inside a step, whose places they share with another index: `y[s * i + p] = sum`. By position, how many there are."""
+    if not any(is_sum(op) for op in nest.regions[0].ops):
+        return {}
+    found: dict[int, int] = {}
+    args = nest.regions[0].args
+    for store in (op for op in nest.regions[0].ops if op.opcode == "store"):
+        for place in store.operands[1:-1]:
+            form = forms.get(place)
+            if form is None or len(form.factors) < 2 or _numbers(form, args) is None:
+                continue
+            for position, (index, extent) in enumerate(zip(args, nest.operands, strict=True)):
+                count = forms[extent].constant.constant if not forms[extent].factors else None
+                steps = [abs(factor.constant or 0) for other, factor in form.factors if other is not index]
+                if count is not None and count > 1 and form.factor(index) in (Size.of(1), Size.of(-1)) and min(steps) >= count:
+                    found[position] = count
+    return found
+
+
 def _numbers(form: Affine, indices: Sequence[Value]) -> dict[Value, int] | None:
     """The factors of a form whose indices are these, as numbers."""
     if any(v not in indices or f.constant is None for v, f in form.factors):
@@ -149,6 +188,9 @@ def _with_rests(kernel: Kernel, nest: Op, cut: Mapping[int, tuple[int, int]], fo
         extents: list[Value] = []
         args: list[Value] = []
         for position, (arg, extent) in enumerate(zip(nest.regions[0].args, nest.operands, strict=True)):
+            if position in cut and not forms[extent].factors and forms[extent].constant.constant == cut[position][0]:
+                mapping[arg] = b.op("const", value=cut[position][1], dtype=i64, kept=True)  # one turn is no loop
+                continue
             own = Value(INDEX, arg.name)
             args.append(own)
             extents.append(mapping.get(extent, extent))

@@ -233,7 +233,9 @@ class BodyChecker:
         self.typing.scalar_only("the condition of an assert", cond, stmt.span)
         if self.metadata.kind is KernelKind.REDUCE or self.context.spread is not None:
             raise self.context.fail("TW005", "assert in a loop that yields, or whose tiles change", stmt.span, "check in a loop of its own")
-        self.context.emit(TypedAssert(cond, stmt.text or show_expr(cond), span=stmt.span))
+        text = stmt.text or show_expr(cond)
+        if self.context.loops or self.context.guarded or self.context.scope.parent is not None or not self.sizes.asserted(cond, text, stmt.span):
+            self.context.emit(TypedAssert(cond, text, span=stmt.span))
 
     def barrier(self, node: syntax.Call) -> None:
         """`barrier()`: what stands before it is done for all elements of shared arrays."""

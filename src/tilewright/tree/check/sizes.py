@@ -20,6 +20,9 @@ from tilewright.tree.typed import Apply, ArrayInfo, Const, Expr, IndexRef, LoopV
 from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import walk_expr
 
+_RELATIONS = {"eq": ("eq", False), "lt": ("lt", False), "le": ("le", False), "gt": ("lt", True), "ge": ("le", True)}
+"""Comparisons, as calls check them: the relation, and whether the sides change places."""
+
 
 class SizeChecker:
     """Knows what this walk found out about sizes."""
@@ -53,6 +56,21 @@ class SizeChecker:
     def require(self, left: Size, relation: str, right: Size, message: str, span: Span, code: str = "TW004") -> None:
         """Something that must hold at calls."""
         self.checks.setdefault((left, relation, right), SizeCheck(left, relation, right, message, code, span=span))
+
+    def asserted(self, cond: Expr, text: str, span: Span) -> bool:
+        """Whether a condition compares sizes, so that calls check it before anything runs."""
+        parts = _conjuncts(cond)
+        sides = [tuple(map(size_of, part.args)) if isinstance(part, Apply) and part.op in _RELATIONS else () for part in parts]
+        if not all(side and None not in side for side in sides):
+            return False
+        for part, side in zip(parts, sides, strict=True):
+            assert isinstance(part, Apply)
+            relation, turned = _RELATIONS[part.op]
+            left, right = reversed(side) if turned else side
+            assert left is not None and right is not None
+            values = " ({values})" if left.names or right.names else ""
+            self.require(left, relation, right, f"assertion failed: {text}{values}", span, "TW037")
+        return True
 
     def broadcast(self, shapes: Sequence[Shape], span: Span) -> Shape:
         """Shapes meet from the last axis on; an extent of 1 repeats, others must be equal."""
@@ -367,3 +385,10 @@ def _walked(var: LoopVar) -> Size | None:
         return None
     ((outer, factor),) = end.factors
     return size_of(outer.hi) if factor == ONE and end.constant == outer.step and outer.first == ZERO else None
+
+
+def _conjuncts(cond: Expr) -> list[Expr]:
+    """The conditions that all must hold."""
+    if isinstance(cond, Apply) and cond.op == "and":
+        return [part for arg in cond.args for part in _conjuncts(arg)]
+    return [cond]

@@ -503,6 +503,8 @@ class _Proofs:
                 yield plus(a, own, -b[1])
                 yield plus(plus(own, own, b[1] - 1), plus(_number(b[1] - 1), a, -1))
             else:
+                if self._is_positive(plus(a, _number(1))):
+                    yield own
                 product = self._product(own, b)
                 if product is not None:
                     yield plus(a, product, -1)

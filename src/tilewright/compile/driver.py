@@ -84,6 +84,8 @@ class Signature:
     """1: GPU code is one launch, whatever kernels there are; 0: one for each kernel."""
     indices: str = ""
     """Whose indices are checked as kernels run where nothing proves them: of `all` accesses, of `stores`, of `none`; empty: as the target and the kernel have it."""
+    numbers: tuple[tuple[str, int], ...] = ()
+    """Whole numbers of the call that are part of the code: steps and paddings of windows (`tree/window_numbers.py`)."""
     results: tuple[tuple[int | None, ...] | None, ...] = ()
     """Strides of the arrays that results are written to, as those of an argument: of each None where it is row-major without gaps; empty where all are."""
     extents: AxisNumbers = field(default=(), compare=False, repr=False)
@@ -265,6 +267,10 @@ def _front_end(function: Function, signature: Signature) -> tuple[TypedKernel, P
 
         typed, program = check_joined(function, signature.args)
     else:
+        if signature.numbers:
+            from tilewright.tree.window_numbers import with_numbers
+
+            function = with_numbers(function, dict(signature.numbers))
         typed = check_kernel(function, signature.args)
         typed = _with_places(typed, _without_parts(typed, signature.results))
         program = from_tree(typed, Trace())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -166,7 +166,7 @@ def _children(node: Node) -> list[Expr]:
     return found
 
 
-def substitute(item: _T, replacements: list[tuple[Expr, syntax.Name]]) -> _T:
+def substitute(item: _T, replacements: Sequence[tuple[Expr, Expr]]) -> _T:
     """`item` (a node or a tuple of nodes) with every part equal to a replacement's first replaced by its second."""
     if not replacements:
         return item

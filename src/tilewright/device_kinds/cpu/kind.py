@@ -35,6 +35,7 @@ from tilewright.runtime.cpu import pool as cpu_pool
 from tilewright.runtime.cpu import program as cpu
 from tilewright.runtime.cpu.device import CpuDevice
 from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.tree.block_graph import BlockGraph
 
 if TYPE_CHECKING:
     from tilewright.execute.places import DevicePlace
@@ -111,7 +112,9 @@ def _partition(index: int, count: int) -> Device:
 
 
 MOST_SIZED = 8
-"""Kinds of code for small extents that a kernel may have at a time, for arguments of the same kind."""
+"""Kinds of code for small extents that a kernel may have at a time, for arguments of the same kind; and for small numbers."""
+LARGEST_NUMBER = 64
+"""The largest whole number of a call that is part of the code: steps, paddings and radii of windows."""
 
 
 def _small_extents(arguments: list[ReadArgument], nests: Sequence[SmallSums] | None) -> AxisNumbers:
@@ -141,6 +144,10 @@ class CpuCalls(KernelCalls):
         """By what code is made for, and the small extents that are part of it."""
         self._small: dict[Signature, tuple[SmallSums, ...]] = {}
         """Which extents may be part of the code, as far as is known."""
+        self._windows: Mapping[str, bool] | None = None
+        """Parameters that say how windows lie, and whether something is divided by them; None until it is known."""
+        self._numbers: set[tuple[tuple[str, int], ...]] = set()
+        """What these were in calls so far."""
         self._partitions: dict[tuple[Signature, int], cpu.CpuProgram] = {}
         self._latest: cpu.CpuProgram | None = None
         self._tiered: TieredPrograms | None = None
@@ -198,9 +205,23 @@ class CpuCalls(KernelCalls):
         return tuple(replace(signature, extents=small) for signature, small in tuple(self._programs))
 
     def _wanted(self, arguments: list[ReadArgument], out: object) -> Signature:
-        wanted = self.kernel.signature(arguments, gpu=False)
+        wanted = self._with_numbers(self.kernel.signature(arguments, gpu=False), arguments)
         results = result_strides(self.function, out) if out is not None else ()
         return replace(wanted, results=results) if results else wanted
+
+    def _with_numbers(self, wanted: Signature, arguments: list[ReadArgument]) -> Signature:
+        """With the small whole numbers that say how windows lie, while a kernel has not too many kinds of them. What is recorded may be given others later."""
+        given = [(a.name, a.value) for a in arguments if type(a.value) is int and abs(a.value) <= LARGEST_NUMBER]
+        if not given or streams.FAST_PATH_OFF.value or isinstance(self.function, BlockGraph) or len(self._numbers) > MOST_SIZED:
+            return wanted
+        if self._windows is None:
+            from tilewright.tree.window_numbers import window_numbers
+
+            self._windows = window_numbers(self.function)
+        found = tuple((name, value) for name, value in given if name in self._windows and (value > 0 or not self._windows[name]))
+        if found:
+            self._numbers.add(found)
+        return replace(wanted, numbers=found) if found and len(self._numbers) <= MOST_SIZED else wanted
 
     def _program(self, arguments: list[ReadArgument], out: object = None, final: bool = False) -> cpu.CpuProgram:
         """The program for a call. `final`: who asks keeps it, so that quick code will not do."""
@@ -208,12 +229,23 @@ class CpuCalls(KernelCalls):
         small = _small_extents(arguments, self._small.get(wanted))
         program = self._programs.get((wanted, small))
         if program is None:
-            program = self._loaded(wanted, small, final)
+            program = self._first(wanted, small, final)
         elif self._tiered is not None:
             better = self._tiered.exchanged((wanted, small), program, final)
             if better is not program:
                 program = self._programs[wanted, small] = better
         self._latest = program
+        return program
+
+    def _first(self, wanted: Signature, small: AxisNumbers, final: bool) -> cpu.CpuProgram:
+        """Code for a call of a new kind. What is refused with its numbers as literals is compiled for any: whether the call is wrong is then said in the kernel's own words."""
+        try:
+            return self._loaded(wanted, small, final)
+        except UserError:
+            if not wanted.numbers:
+                raise
+        program = self._loaded(replace(wanted, numbers=()), (), final)
+        keep(self._programs, (wanted, small), program)
         return program
 
     def _loaded(self, wanted: Signature, small: AxisNumbers, final: bool = True) -> cpu.CpuProgram:

@@ -93,11 +93,11 @@ def _fits(length: Size, extent: Size, checks: Sequence[ProgramCheck]) -> bool:
     """Whether calls check that a loop is no longer than an axis, or both are numbers that say so."""
     if length.constant is not None and extent.constant is not None:
         return length.constant <= extent.constant
-    return length != extent and (reaches(extent, length, checks) or _may_reach(extent, length, checks))
+    return length != extent and (reaches(extent, length, checks) or (length.constant is not None and _may_reach(extent, length, checks)))
 
 
 def _may_reach(size: Size, length: Size, checks: Sequence[ProgramCheck]) -> bool:
-    """Whether calls check that an axis is as long as a window, or as the image is with its border where that is less. Weights have to be whole all the same."""
+    """Whether calls check that an axis is as long as a window of literal size, or as the image is with its border where that is less. Weights have to be whole all the same."""
     for check in checks:
         if check.relation != "lt" or check.right != size:
             continue

@@ -11,7 +11,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.frontend.python.kernels import parse_function
-from tilewright.tree.window_numbers import window_numbers, with_numbers
+from tilewright.frontend.window_numbers import window_numbers, with_numbers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(5)

@@ -85,7 +85,7 @@ class Signature:
     indices: str = ""
     """Whose indices are checked as kernels run where nothing proves them: of `all` accesses, of `stores`, of `none`; empty: as the target and the kernel have it."""
     numbers: tuple[tuple[str, int], ...] = ()
-    """Whole numbers of the call that are part of the code: steps and paddings of windows (`tree/window_numbers.py`)."""
+    """Whole numbers of the call that are part of the code: steps and paddings of windows (`frontend/window_numbers.py`)."""
     results: tuple[tuple[int | None, ...] | None, ...] = ()
     """Strides of the arrays that results are written to, as those of an argument: of each None where it is row-major without gaps; empty where all are."""
     extents: AxisNumbers = field(default=(), compare=False, repr=False)
@@ -268,7 +268,7 @@ def _front_end(function: Function, signature: Signature) -> tuple[TypedKernel, P
         typed, program = check_joined(function, signature.args)
     else:
         if signature.numbers:
-            from tilewright.tree.window_numbers import with_numbers
+            from tilewright.frontend.window_numbers import with_numbers
 
             function = with_numbers(function, dict(signature.numbers))
         typed = check_kernel(function, signature.args)

@@ -35,7 +35,6 @@ from tilewright.runtime.cpu import pool as cpu_pool
 from tilewright.runtime.cpu import program as cpu
 from tilewright.runtime.cpu.device import CpuDevice
 from tilewright.runtime.memory.device_array import DeviceArray
-from tilewright.tree.block_graph import BlockGraph
 
 if TYPE_CHECKING:
     from tilewright.execute.places import DevicePlace
@@ -212,10 +211,10 @@ class CpuCalls(KernelCalls):
     def _with_numbers(self, wanted: Signature, arguments: list[ReadArgument]) -> Signature:
         """With the small whole numbers that say how windows lie, while a kernel has not too many kinds of them. What is recorded may be given others later."""
         given = [(a.name, a.value) for a in arguments if type(a.value) is int and abs(a.value) <= LARGEST_NUMBER]
-        if not given or streams.FAST_PATH_OFF.value or isinstance(self.function, BlockGraph) or len(self._numbers) > MOST_SIZED:
+        if not given or streams.FAST_PATH_OFF.value or len(self._numbers) > MOST_SIZED:
             return wanted
         if self._windows is None:
-            from tilewright.tree.window_numbers import window_numbers
+            from tilewright.frontend.window_numbers import window_numbers
 
             self._windows = window_numbers(self.function)
         found = tuple((name, value) for name, value in given if name in self._windows and (value > 0 or not self._windows[name]))

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from tilewright.tree import syntax
+from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.names import substitute
 from tilewright.tree.syntax import Expr, Function, Node, Stmt
 
@@ -19,11 +20,13 @@ _DIVISIONS = frozenset({"/", "//", "%", "zdiv"})
 
 def window_numbers(function: Function) -> dict[str, bool]:
     """Parameters that say how windows lie, in order; and whether something is divided by them."""
+    if isinstance(function, BlockGraph):
+        return {}
     assigned = set(_assigned(function.body))
     params = [p.name for p in function.params if not p.in_place and p.name not in assigned]
     if not params:
         return {}
-    walk = _Walk(params)
+    walk = _NumberWalk(params)
     walk.statements(function.body)
     return {name: name in walk.divisors for name in params if name in walk.found}
 
@@ -60,7 +63,7 @@ def _parts(node: Node) -> Iterator[object]:
         yield from value if isinstance(value, tuple) else (value,)
 
 
-class _Walk:
+class _NumberWalk:
     """One walk over a kernel: what names are made of, by loop indices and parameters."""
 
     def __init__(self, params: Sequence[str]) -> None:

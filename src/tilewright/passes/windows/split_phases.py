@@ -136,7 +136,10 @@ def _digits(kernel: Kernel, nest: Op, forms: Forms) -> dict[int, int]:
     found: dict[int, int] = {}
     for reduction in (op for op in nest.regions[0].ops if is_sum(op)):
         loads = [op for op in walk(reduction.regions[0]) if op.opcode == "load"]
-        taken = {opcode: {v for load in loads for v in load.operands[1:] if (own := made.get(v)) is not None and own.opcode == opcode} for opcode in ("mod", "floordiv")}
+        taken = {
+            opcode: list(dict.fromkeys(v for load in loads for v in load.operands[1:] if (own := made.get(v)) is not None and own.opcode == opcode))
+            for opcode in ("mod", "floordiv")
+        }
         for rest in taken["mod"]:
             form, divisor = forms.get(made[rest].operands[0]), divisor_of(made[rest], forms)
             if form is None or divisor is None or divisor < 2:

@@ -94,7 +94,7 @@ def _window(extent: Value, made: dict[Value, Op], forms: Forms) -> _CutWindow | 
             apart = forms[last].minus(forms[first])
             number = apart.constant.constant
             others = [v for v in (*lows, *highs) if v is not first and v is not last]
-            if apart.factors or (number is not None and number > LONGEST):
+            if apart.factors or (number is not None and number > LONGEST) or (len(lows) == 1 and _is_tile(forms[first], number)):
                 continue
             if number is not None or forms[first].factors or all(_falls(forms[v]) for v in others):
                 ways.append((number is not None, bool(forms[first].factors), first, last, apart.constant))
@@ -102,6 +102,11 @@ def _window(extent: Value, made: dict[Value, Op], forms: Forms) -> _CutWindow | 
         return None
     _, _, first, last, length = max(ways, key=lambda way: way[:2])
     return _CutWindow(low, first, maximum(length, ZERO), tuple(v for v in lows if v is not first), tuple(v for v in highs if v is not last))
+
+
+def _is_tile(form: Affine, length: int | None) -> bool:
+    """Whether a loop begins where one of the same length before it ends: a tile of a longer loop, which ends with it."""
+    return any(factor.constant is not None and factor.constant == length for _, factor in form.factors)
 
 
 def _falls(form: Affine) -> bool:

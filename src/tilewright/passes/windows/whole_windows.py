@@ -94,7 +94,7 @@ def _window(extent: Value, made: dict[Value, Op], forms: Forms) -> _CutWindow | 
             apart = forms[last].minus(forms[first])
             number = apart.constant.constant
             others = [v for v in (*lows, *highs) if v is not first and v is not last]
-            if apart.factors or (number is not None and number > LONGEST) or (len(lows) == 1 and _is_tile(forms[first], number)):
+            if apart.factors or (number is not None and number > LONGEST) or (len(lows) == 1 and any(_is_tile(forms[v].minus(forms[first]), number) for v in highs if v is not last)):
                 continue
             if number is not None or forms[first].factors or all(_falls(forms[v]) for v in others):
                 ways.append((number is not None, bool(forms[first].factors), first, last, apart.constant))
@@ -104,9 +104,9 @@ def _window(extent: Value, made: dict[Value, Op], forms: Forms) -> _CutWindow | 
     return _CutWindow(low, first, maximum(length, ZERO), tuple(v for v in lows if v is not first), tuple(v for v in highs if v is not last))
 
 
-def _is_tile(form: Affine, length: int | None) -> bool:
-    """Whether a loop begins where one of the same length before it ends: a tile of a longer loop, which ends with it."""
-    return any(factor.constant is not None and factor.constant == length for _, factor in form.factors)
+def _is_tile(room: Affine, length: int | None) -> bool:
+    """Whether loops begin where one of the same length before them ends: tiles of a longer loop, of which the last ends with it. `room`: how far it is to that end."""
+    return any(factor.constant is not None and -factor.constant == length for _, factor in room.factors)
 
 
 def _falls(form: Affine) -> bool:

@@ -42,7 +42,7 @@ from tilewright.tree.typed import (
     TypedLoop,
     TypedView,
 )
-from tilewright.tree.typed_walk import exprs_in
+from tilewright.tree.typed_walk import exprs_in, walk_expr
 
 COMBINATIONS = ("add", "mul", "min", "max", "and", "or", "xor")
 """Operations of two numbers that accumulate."""
@@ -362,7 +362,10 @@ class StoreChecker:
             starts = self.target(place, indices, steps, span)
             if isinstance(place, TypedView) and self.sizes.implicit(array):
                 self.reach_part(array, place, extents, limits, span)
+            whole = element
             kind, element = self.store_kind(stmt, array, starts, element)
+            if not stmt.op and any(isinstance(e, Element) and e.array.name == array.name for e in walk_expr(element)):
+                kind, element = "", whole  # a step of a stencil, which reads its neighbours: no sum
             element = self.typing.assignable(element, array.dtype, f"'{array.name}'", span)
         body: list[Stmt] = [*before, Store(array, starts, element, kind, span=span)]
         read = self.overlapping(array, starts, element_vars, body)

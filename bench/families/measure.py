@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.families import calls, convolutions, nests, norms, products, sums, windows
+from bench.families import calls, convolutions, nests, norms, products, spellings, sums, windows
 from bench.families.draw import Draw, Family, Problem, Spec
 from bench.harness import OURS, Bar, Case, Prepared, Variant
 
 FAMILIES: tuple[Family, ...] = (
-    *convolutions.FAMILIES, *windows.FAMILIES, *norms.FAMILIES, *sums.FAMILIES, *products.FAMILIES, *nests.FAMILIES, *calls.FAMILIES,
+    *convolutions.FAMILIES, *spellings.FAMILIES, *windows.FAMILIES, *norms.FAMILIES, *sums.FAMILIES, *products.FAMILIES, *nests.FAMILIES, *calls.FAMILIES,
 )  # fmt: skip
 COLD_BYTES = 256 << 20
 _SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i32": 4, "u8": 1}

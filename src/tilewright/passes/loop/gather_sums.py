@@ -103,9 +103,11 @@ def _find(kernel: Kernel) -> tuple[_ScatteredSum, list[_PlaceOnAxis]] | None:
     first = next(param for param in kernel.params if any(op.operands[0] is param for op in loads))
     in_first = {v for op in loads if op.operands[0] is first for index in op.operands[1:] if index in forms for v in forms[index].values}
     places = _places(scatter, forms, in_first)
-    if places is None or all(place.whole for place in places) or prod(place.step for place in places) > MOST:
+    if places is None or prod(place.step for place in places) > MOST:
         return None
     made_of = [forms[place].values for place in scatter.places]
+    if not any(len(values) > 1 for values in made_of):
+        return None
     summed = any(all(index not in values for values in made_of) for index in scatter.loops)
     # Along one axis, with no sum beside, scattering a row is as fast: sums of polynomials' coefficients.
     return (scatter, places) if summed or sum(len(values) > 1 for values in made_of) > 1 else None

@@ -567,3 +567,22 @@ def test_loops_near_a_diagonal() -> None:
     for diagonals in (0, 3, 50):
         expected = [[sum(float(a[i, k]) * b[k, j] for k in range(max(0, j - diagonals), min(40, i + 1))) for j in range(40)] for i in range(40)]
         np.testing.assert_allclose(lower(a, b, diagonals), expected, rtol=1e-5, atol=1e-5)
+
+
+def first_columns(p, q):  # type: ignore[no-untyped-def]
+    m, d = p.shape
+    (n,) = q.shape
+    out = tw.zeros((n,), dtype=q.dtype)
+    for i in tw.grid(n):
+        for j in range(m):
+            if i < d:
+                out[i] += p[j, 0] * q[i]
+    return out
+
+
+@pytest.mark.parametrize("columns", [0, 1, 3])
+def test_a_condition_about_an_extent_keeps_a_number_inside(columns: int) -> None:
+    p, q = RNG.standard_normal((4, columns)), RNG.standard_normal(5)
+    wanted = np.zeros(5)
+    wanted[:columns] = p[:, :1].sum() * q[:columns]
+    np.testing.assert_allclose(tw.kernel(first_columns)(p, q), wanted, rtol=1e-12, atol=1e-12)

@@ -319,6 +319,30 @@ def test_what_was_there_stays(device: str) -> None:
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-4)
 
 
+@tw.kernel
+def masked(x: tw.Array, w: tw.Array, mask: tw.Array) -> tw.Array:
+    n, channels, length = x.shape
+    _, filters, k = w.shape
+    (_,) = mask.shape
+    out = tw.zeros((n, filters, 2 * length + k - 2), dtype=x.dtype)
+    for b, f in tw.grid(n, filters):
+        for i in range(length):
+            if mask[i] > 0:
+                for p in range(k):
+                    for c in range(channels):
+                        out[b, f, 2 * i + p] += x[b, c, i] * w[c, f, p]
+    return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_conditions_on_data_are_read_where_loops_go(device: str) -> None:
+    x, w, mask = RNG.standard_normal((2, 3, 5)), RNG.standard_normal((3, 4, 3)), RNG.integers(0, 2, 5)
+    expected = np.zeros((2, 4, 11))
+    for i, p in np.ndindex(5, 3):
+        expected[:, :, 2 * i + p] += mask[i] * np.einsum("bc,cf->bf", x[:, :, i], w[:, :, p])
+    np.testing.assert_allclose(masked(x, w, mask, device=device), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_an_array_that_is_too_small_is_refused() -> None:
     x, w = made(CASES["channel inside"], (2, 3, 4, 5, 6, 3))
     with pytest.raises(tw.TilewrightError, match="TW013"):

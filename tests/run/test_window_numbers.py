@@ -204,12 +204,54 @@ def test_a_kernel_with_its_numbers() -> None:
     assert "'stride'" in repr(own.body[1:])
 
 
+def shifted(x, w, shift: int):  # type: ignore[no-untyped-def]
+    (n,) = x.shape
+    (k,) = w.shape
+    y = tw.zeros_like(x)
+    for i in tw.grid(n):
+        s = 0.0
+        for p in range(k):
+            if i + p - shift >= 0 and i + p - shift < n:
+                s += x[i + p - shift] * w[p]
+        y[i] = s
+    return y
+
+
 def test_a_graph_may_be_given_other_numbers() -> None:
+    x, w = RNG.standard_normal(50), RNG.standard_normal(5)
+    kernel = tw.kernel(shifted)
+
+    def right(shift: int) -> np.ndarray:
+        around = np.pad(x, 10)
+        return np.array([around[10 + i - shift :][:5] @ w for i in range(50)])
+
+    kernel(x, w, 2)
+    with tw.capture("cpu", x=x, shift=2) as graph:
+        exchanged, fixed = kernel(graph["x"], w, graph["shift"]), kernel(graph["x"], w, 3)
+    for shift in (2, 4, -1, 2):
+        x[:] = RNG.standard_normal(x.shape)
+        graph.replay(shift=shift)
+        np.testing.assert_allclose(exchanged, right(shift), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(fixed, right(3), rtol=1e-12, atol=1e-12)
+
+
+def test_numbers_that_decide_shapes() -> None:
     x, w = RNG.standard_normal((1, 2, 9, 9)), RNG.standard_normal((3, 2, 3, 3))
     kernel = tw.kernel(convolution)
-    kernel(x, w, 2, 1)
-    with tw.capture("cpu") as graph:
-        found = kernel(x, w, 2, 1)
-    x[:] = RNG.standard_normal(x.shape)
-    graph.replay()
-    np.testing.assert_allclose(found, wanted(x, w, 2, 1), rtol=1e-12, atol=1e-12)
+    graph = tw.graph(lambda x, w, stride: kernel(x, w, stride, 1), x, w, 2)
+    for stride in (2, 1, 3, 2):
+        np.testing.assert_allclose(graph.replay(stride=stride), wanted(x, w, stride, 1), rtol=1e-12, atol=1e-12)
+
+
+def test_on_a_part_of_the_cores() -> None:
+    part = "cpu:0/1"
+    kernel = tw.kernel(convolution)
+    x, w = RNG.standard_normal((1, 2, 9, 9)), RNG.standard_normal((3, 2, 3, 3))
+    keys = set()
+    for stride in (1, 2, 1):
+        np.testing.assert_allclose(kernel(x, w, stride, 1, device=part), wanted(x, w, stride, 1), rtol=1e-12, atol=1e-12)
+        assert kernel.last is not None
+        keys.add(kernel.last.key)
+    assert len(keys) == 2
+    with pytest.raises(tw.TilewrightError):
+        kernel(x, w, 0, 1, device=part)

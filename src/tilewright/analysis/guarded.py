@@ -72,6 +72,7 @@ class _GuardFinder:
         assert isinstance(memory, Tensor)
         tested = frozenset[Value]().union(*map(self._sources, conditions))
         compares = turns is not None and all(map(self._compares_indices, conditions))
+        compared = frozenset[str]().union(*map(self._sizes, conditions)) if compares else frozenset()
         plain: list[tuple[int, Value, Size]] = []
         exact: list[int] = []
         numbered: list[tuple[int, int]] = []
@@ -82,8 +83,8 @@ class _GuardFinder:
                 extent = memory.shape[axis]
                 if extent.constant is not None and 0 <= number < extent.constant:
                     exact.append(axis)
-                elif number >= 0 and compares and not any(turn.names & extent.names for turn in turns or ()):
-                    numbered.append((axis, number))
+                elif number >= 0 and compares and not extent.names & compared.union(*(turn.names for turn in turns or ())):
+                    numbered.append((axis, number))  # else how long the axis is may be what the condition asks
                 continue
             own = next((v for v in self.extents if form is not None and form.is_just(v)), None)
             if own is None:
@@ -106,6 +107,14 @@ class _GuardFinder:
         left, right = (self.forms[operand] for operand in op.operands)
         indices = left.minus(right).values
         return bool(indices) and all(index in self.extents for index in indices)
+
+    def _sizes(self, condition: Value) -> frozenset[str]:
+        """The names of sizes in a condition that compares indices."""
+        op = self.made.get(condition)
+        if op is not None and op.opcode in ("and", "or", "not"):
+            return frozenset[str]().union(*map(self._sizes, op.operands))
+        forms = [self.forms[operand] for operand in op.operands] if op is not None else []
+        return frozenset[str]().union(*(size.names for form in forms for size in (form.constant, *(factor for _, factor in form.factors))))
 
     def _sources(self, value: Value) -> frozenset[Value]:
         """The loop indices, what was loaded, and whatever else no op computes, that a condition is made of."""

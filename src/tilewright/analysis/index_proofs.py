@@ -22,9 +22,9 @@ from tilewright.ir.program import ProgramCheck
 from tilewright.ir.types import Scalar, Tensor, Vec
 
 Linear = Inequality
+"""`constant + Σ factor * atom`, where an atom is a pair: an index or None, and a product of sizes."""
 _Rest = tuple[Inequality, int]
 """What a condition divides, and by which number."""
-"""`constant + Σ factor * atom`, where an atom is a pair: an index or None, and a product of sizes."""
 SPLITS = 4
 """Choices (of a minimum, of a condition) that one proof looks into."""
 TRIES = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -209,9 +209,9 @@ class CpuCalls(KernelCalls):
         return replace(wanted, results=results) if results else wanted
 
     def _with_numbers(self, wanted: Signature, arguments: list[ReadArgument]) -> Signature:
-        """With the small whole numbers that say how windows lie, while a kernel has not too many kinds of them. What is recorded may be given others later."""
+        """With the small whole numbers that say how windows lie, while a kernel has not too many kinds of them. Numbers that a graph may be given others of have a type of their own."""
         given = [(a.name, a.value) for a in arguments if type(a.value) is int and abs(a.value) <= LARGEST_NUMBER]
-        if not given or streams.FAST_PATH_OFF.value or len(self._numbers) > MOST_SIZED:
+        if not given or len(self._numbers) > MOST_SIZED:
             return wanted
         if self._windows is None:
             from tilewright.frontend.window_numbers import window_numbers
@@ -237,15 +237,26 @@ class CpuCalls(KernelCalls):
         return program
 
     def _first(self, wanted: Signature, small: AxisNumbers, final: bool) -> cpu.CpuProgram:
-        """Code for a call of a new kind. What is refused with its numbers as literals is compiled for any: whether the call is wrong is then said in the kernel's own words."""
+        """Code for a call of a new kind."""
+
+        def load(signature: Signature) -> cpu.CpuProgram:
+            if signature is wanted:
+                return self._loaded(wanted, small, final)
+            program = self._loaded(signature, (), final)
+            keep(self._programs, (wanted, small), program)
+            return program
+
+        return self._or_for_any(wanted, load)
+
+    @staticmethod
+    def _or_for_any(wanted: Signature, load: Callable[[Signature], cpu.CpuProgram]) -> cpu.CpuProgram:
+        """A program; what is refused with its numbers as literals is compiled for any: whether the call is wrong is then said in the kernel's own words."""
         try:
-            return self._loaded(wanted, small, final)
+            return load(wanted)
         except UserError:
             if not wanted.numbers:
                 raise
-        program = self._loaded(replace(wanted, numbers=()), (), final)
-        keep(self._programs, (wanted, small), program)
-        return program
+        return load(replace(wanted, numbers=()))
 
     def _loaded(self, wanted: Signature, small: AxisNumbers, final: bool = True) -> cpu.CpuProgram:
         """Code for these extents, while a kernel has not too many kinds of it; else for any."""
@@ -279,10 +290,10 @@ class CpuCalls(KernelCalls):
 
     def _partition_program(self, arguments: list[ReadArgument], target: Target) -> cpu.CpuProgram:
         """Code planned for so many cores."""
-        key = self.kernel.signature(arguments, gpu=False), target.multiprocessors
+        key = self._with_numbers(self.kernel.signature(arguments, gpu=False), arguments), target.multiprocessors
         program = self._partitions.get(key)
         if program is None:
-            program = cpu.load(announced(compile_kernel(self.function, key[0], target)))
+            program = self._or_for_any(key[0], lambda wanted: cpu.load(announced(compile_kernel(self.function, wanted, target))))
             keep(self._partitions, key, program)
         return program
 

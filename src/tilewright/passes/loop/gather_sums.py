@@ -105,6 +105,8 @@ def _find(kernel: Kernel) -> tuple[_ScatteredSum, list[_PlaceOnAxis]] | None:
     places = _places(scatter, forms, in_first)
     if places is None or prod(place.step for place in places) > MOST:
         return None
+    if any(op.opcode == "load" for op in _apart(scatter)[0]):
+        return None  # conditions on data would be read where no loop goes
     made_of = [forms[place].values for place in scatter.places]
     if not any(len(values) > 1 for values in made_of):
         return None

@@ -63,6 +63,8 @@ class SizeChecker:
         sides = [tuple(map(size_of, part.args)) if isinstance(part, Apply) and part.op in _RELATIONS else () for part in parts]
         if not all(side and None not in side for side in sides):
             return False
+        if any(name.startswith("?") for side in sides for size in side if size is not None for name in size.names):
+            return False  # a size that is known only when the kernel runs
         for part, side in zip(parts, sides, strict=True):
             assert isinstance(part, Apply)
             relation, turned = _RELATIONS[part.op]

@@ -112,7 +112,7 @@ class _Proofs:
                 if axes:
                     yield op, axes
             for place, region in enumerate(op.regions):
-                yield from self.block(region, (*facts, *self.inside(op, place)))
+                yield from self.block(region, (*facts, *self.inside(op, place, facts)))
 
     def explained(self, block: Block, facts: Facts) -> Iterator[tuple[Op, int, tuple[str, ...] | None]]:
         for op in block.ops:
@@ -121,7 +121,7 @@ class _Proofs:
                 for axis, (index, extent) in enumerate(zip(op.operands[1 : 1 + memory.rank], memory.shape)):
                     yield op, axis, None if axis in outside else self._reason(index, extent, facts)
             for place, region in enumerate(op.regions):
-                yield from self.explained(region, (*facts, *self.inside(op, place)))
+                yield from self.explained(region, (*facts, *self.inside(op, place, facts)))
 
     def _reason(self, index: Value, extent: Size, facts: Facts) -> tuple[str, ...]:
         """What a proof needs of the facts: those without which there is none."""
@@ -153,7 +153,7 @@ class _Proofs:
                     continue
                 if op.opcode == "if" and not self._compares(op.operands[0], place == 0):
                     continue
-                more = tuple(self.inside(op, place))
+                more = tuple(self.inside(op, place, facts))
                 counts = [_as_size(self.form(v)) for v in op.operands] if op.opcode in ("parallel", "reduce") else []
                 around = (*extents, *(count for count in counts if count is not None))
                 if op.opcode == "if":
@@ -235,8 +235,8 @@ class _Proofs:
             return value in self.bounded
         return not op.regions and op.opcode != "load" and all(map(self._is_of_indices, op.operands))
 
-    def inside(self, op: Op, place: int) -> list[Linear]:
-        """What holds in a region of an op."""
+    def inside(self, op: Op, place: int, facts: Facts) -> list[Linear]:
+        """What holds in a region of an op, besides what holds around it."""
         args = op.regions[place].args
         found: list[Linear] = []
         if op.opcode in ("parallel", "reduce"):
@@ -247,7 +247,7 @@ class _Proofs:
             self.bounded.add(args[0])
             found += self._between(args[0], self.form(op.operands[0]), self.form(op.operands[1]))
         elif op.opcode == "if":
-            found += self.condition(op.operands[0], place == 0)
+            found += self.condition(op.operands[0], place == 0, facts)
         return found
 
     def _between(self, index: Value, low: Linear, end: Linear) -> list[Linear]:
@@ -256,15 +256,18 @@ class _Proofs:
         self.loops[self.name(index)] = facts
         return facts
 
-    def condition(self, value: Value, holds: bool) -> list[Linear]:
-        """What a condition says where it holds, or where it does not."""
+    def condition(self, value: Value, holds: bool, facts: Facts | None = None) -> list[Linear]:
+        """What a condition says where it holds, or where it does not, besides the facts. Without facts, which a proof has that is under way, it says less."""
         op = self.made.get(value)
         if op is None:
             return []
         if op.opcode == "not":
-            return self.condition(op.operands[0], not holds)
+            return self.condition(op.operands[0], not holds, facts)
         if op.opcode == ("and" if holds else "or"):
-            return [fact for part in op.operands for fact in self.condition(part, holds)]
+            both: list[Linear] = []
+            for part in op.operands:
+                both += self.condition(part, holds, None if facts is None else (*facts, *both))
+            return both
         if op.opcode not in ("lt", "le", "gt", "ge", "eq", "ne") or not _is_integer(op.operands[0]):
             return []
         left, right = self.form(op.operands[0]), self.form(op.operands[1])
@@ -272,9 +275,18 @@ class _Proofs:
         if kind in ("gt", "ge"):
             left, right, kind = right, left, "lt" if kind == "gt" else "le"
         if kind == "ne":
-            return []
+            return [] if facts is None else self._beside(left, right, facts)
         found = [plus(plus(right, left, -1), _number(-1 if kind == "lt" else 0))]
         return [*found, *self._of_quotients(found[0]), plus(left, right, -1)] if kind == "eq" else [*found, *self._of_quotients(found[0])]
+
+    def _beside(self, left: Linear, right: Linear, facts: Facts) -> list[Linear]:
+        """What it says that two numbers differ: where one is never the smaller one, it is larger by one at least."""
+        self.facts = facts
+        for larger, smaller in ((left, right), (right, left)):
+            apart = plus(larger, smaller, -1)
+            if apart[0] and self.proves(apart, facts):
+                return [plus(apart, _number(-1))]
+        return []
 
     def _of_quotients(self, fact: Linear) -> Iterator[Linear]:
         """What a bound of a quotient by a number says of what is divided: `x // 2 >= a` is `x >= 2 a`, `x // 2 < a` is `x < 2 a`."""

@@ -100,9 +100,17 @@ PROMOTE_LOOPS = Pass(
     "promote_loops", "loop", "loop", late("loop.promote_loops", "promote_loops"),
     "CPU: independent loops right inside a parallel loop, around a product, become axes of it.", takes=TARGET, needs="for reduce",
 )  # fmt: skip
+CUT_GROUPS = Pass(
+    "cut_groups", "program", "program", late("loop.cut_groups", "cut_groups"),
+    "CPU: an index of a product's results that is divided, as in grouped convolutions, becomes two: groups, and results of a group.", takes=TARGET, needs="floordiv mod",
+)  # fmt: skip
 GATHER_SUMS = Pass(
     "gather_sums", "program", "program", late("loop.gather_sums", "gather_sums"),
     "Products that are added to places which several indices make, as in scattered transposed convolutions, become sums of what each place has.", needs="mul fma",
+)  # fmt: skip
+FOLD_FILLS = Pass(
+    "fold_fills", "program", "program", late("loop.fold_fills", "fold_fills"),
+    "Arrays that are filled with a number, and then written whole by a kernel, are not filled: the kernel writes the number where it writes nothing else.", needs="calls",
 )  # fmt: skip
 FUSE = Pass(
     "fuse", "program", "program", late("program.fuse", "fuse"),
@@ -702,6 +710,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DROP_OVERWRITTEN, "After simplify, which makes equal places the same values; fusion asks how often an array is written."),
         Step(HOIST, "A reduction inside a loop hides that two kernels walk the same rows."),
         Step(RECOVER_REDUCTIONS, "Fusion knows reductions, not loops that carry them."),
+        Step(FOLD_FILLS, "After hoist, so that sums stand beside what they are added to; before fuse, which asks how often an array is written."),
         Step(FUSE, "Before all that looks at one kernel only."),
     ),
     "sizes": (
@@ -716,6 +725,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(HOIST, "After untile, which makes equal reductions look equal."),
         Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
         Step(PROMOTE_LOOPS, "After hoist: sums stand in the loops that they need."),
+        Step(CUT_GROUPS, "After hoist: sums stand in the loops that they need. Products are recognised after it."),
         Step(GATHER_SUMS, "After hoist; the sums it writes are joined by join_guards."),
         Step(JOIN_GUARDS, "After hoist, which takes sums that stand still out of conditions; windows are recognised by one condition."),
         Step(COPY_BORDERS, "After join_guards, which brings sums together; windows are recognised after it."),

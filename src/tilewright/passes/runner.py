@@ -92,7 +92,7 @@ class Pass:
     cpu: bool = False
     """Whether it does nothing where the target is a GPU. It is not loaded there."""
     needs: str = ""
-    """What it does nothing without: the opcode of some op, one of several words, `@name` for an attribute of some op; or `plans`, or `phases`, of any call. Without
+    """What it does nothing without: the opcode of some op, one of several words, `@name` for an attribute of some op; or several `calls`; or `plans`, or `phases`, of any call. Without
     it the pass is not even loaded."""
 
     @property
@@ -107,6 +107,8 @@ class Pass:
             return False
         if self.needs == "plans":
             return not any(context.plans)
+        if self.needs == "calls":
+            return isinstance(subject, Program) and len(subject.calls) < 2
         if self.needs == "phases":
             return not context.phases
         kernels = (subject,) if isinstance(subject, Kernel) else tuple(call.kernel for call in subject.calls) if isinstance(subject, Program) else ()

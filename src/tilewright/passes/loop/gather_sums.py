@@ -18,11 +18,12 @@ from tilewright.analysis.affine import Affine, Forms, analyse
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Value, is_watched
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.common.fills import fill_of
 from tilewright.passes.windows.guards import emit
 
 MOST = 32
@@ -71,22 +72,8 @@ def gather_sums(program: Program) -> Program:
 
 def _clears(kernel: Kernel) -> bool:
     """Whether a kernel writes zeros to all of its array, and does nothing else."""
-    nests = [op for op in kernel.body.ops if op.opcode == "parallel"]
-    if len(nests) != 1 or len(kernel.params) != 1 or any(op.opcode in ("load", "for", "while", "if", "reduce", "accumulate") for op in walk(kernel.body)):
-        return False
-    stores = [op for op in walk(kernel.body) if op.opcode == "store"]
-    if len(stores) != 1:
-        return False
-    forms, (store,), (nest,) = analyse(kernel), stores, nests
-    memory, *places, value = store.operands
-    source = next((op for op in walk(kernel.body) if value in op.results), None)
-    assert isinstance(memory.type, Tensor)
-    if source is None or source.opcode != "const" or source.attrs["value"] != 0 or len(places) != len(nest.operands):
-        return False
-    return all(
-        place is arg and not forms[extent].factors and forms[extent].constant == length
-        for place, arg, extent, length in zip(places, nest.regions[0].args, nest.operands, memory.type.shape, strict=True)
-    )
+    fill = fill_of(kernel)
+    return fill is not None and fill.attrs["value"] == 0
 
 
 def _find(kernel: Kernel) -> tuple[_ScatteredSum, list[_PlaceOnAxis]] | None:

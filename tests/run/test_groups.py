@@ -185,3 +185,33 @@ def test_heads_that_share_keys() -> None:
 
     q, k = RNG.standard_normal((6, 31, 16)), RNG.standard_normal((2, 29, 16))
     np.testing.assert_allclose(scores(q, k), np.einsum("hid,hjd->hij", q, np.repeat(k, 3, axis=0)), rtol=1e-12, atol=1e-12)
+
+
+def test_an_axis_that_the_author_has_cut() -> None:
+    @tw.kernel
+    def by_axis(x, w):  # type: ignore[no-untyped-def]
+        n, c, height, width = x.shape
+        filters, channels, kh, kw = w.shape
+        y = tw.zeros((n, filters, height - kh + 1, width - kw + 1), dtype=x.dtype)
+        for b, g, o, i, j in tw.grid(n, c // channels, 4, height - kh + 1, width - kw + 1):
+            s = 0.0
+            for cc in range(channels):
+                for p in range(kh):
+                    for q in range(kw):
+                        s += x[b, g * channels + cc, i + p, j + q] * w[4 * g + o, cc, p, q]
+            y[b, 4 * g + o, i, j] = s
+        return y
+
+    x, w = made(np.float64, 2, 12, 3, 4, by_axis)
+    np.testing.assert_array_equal(by_axis(x, w), wanted(by_axis, x, w, 4, 0))
+    assert by_axis.last is not None
+    assert len(by_axis.last.launches) < 4
+
+
+@pytest.mark.parametrize("function", [convolution, by_shapes, literal], ids=lambda f: f.__name__)
+def test_groups_are_cut(function: Any) -> None:
+    kernel = tw.kernel(function)
+    kernel(*made(np.float32, 1, 12, 2, 3, function), 3, 0)
+    assert kernel.last is not None
+    assert any("_rest" in launch.entry for launch in kernel.last.launches)
+    assert len(kernel.last.launches) < 5

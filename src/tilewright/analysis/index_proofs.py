@@ -511,20 +511,21 @@ class _Proofs:
             if op.opcode == "mod":
                 yield own
                 yield plus(plus(b, own, -1), _number(-1))
-            elif not b[0]:
+                return
+            if self._is_positive(plus(a, _number(1))):
+                yield own
+            if not b[0]:
                 yield plus(a, own, -b[1])
                 yield plus(plus(own, own, b[1] - 1), plus(_number(b[1] - 1), a, -1))
             else:
-                if self._is_positive(plus(a, _number(1))):
-                    yield own
                 product = self._product(own, b)
                 if product is not None:
                     yield plus(a, product, -1)
                     yield plus(plus(plus(product, b), _number(-1)), a, -1)
-                most, divisor = self._most(a), _as_size(b)
-                if most is not None and divisor is not None:
-                    # The quotient of the largest numerator, as checks of calls write it.
-                    yield plus(_of_size(floordiv(most, maximum(divisor, ONE))), own, -1)
+            most, divisor = self._most(a), _as_size(b)
+            if most is not None and divisor is not None:
+                # The quotient of the largest numerator, as checks of calls write it.
+                yield plus(_of_size(floordiv(most, maximum(divisor, ONE))), own, -1)
 
     def _most(self, form: Linear) -> Size | None:
         """The largest value of a sum of loop indices, where their loops end at sizes."""

@@ -26,6 +26,8 @@ def program_notes(program: Program, plans: Plans, target: Target, sizes: Mapping
     """The notes of a program, each once."""
     found: list[Diagnostic] = []
     for call, plan in zip(program.calls, plans, strict=True):
+        if "seldom" in call.kernel.attrs:
+            continue  # plain loops on purpose
         if not isinstance(plan, MatrixSchedule):
             found += _kernel_notes(call.kernel, target, sizes, program.name)
         elif isinstance(plan, GpuProduct):

@@ -59,8 +59,8 @@ def plan_contractions(
     for number, call in enumerate(program.calls):
         call = replace(call, kernel=others.get(number, call.kernel))
         watched = is_watched(call.kernel)
-        if call.varies:
-            plans.append(None)  # only loops take sizes that change from step to step
+        if call.varies or "seldom" in call.kernel.attrs:
+            plans.append(None)  # only loops take sizes that change from step to step; and what seldom has work is not worth the code
             continue
         candidates = () if watched else product_schedules(call.kernel, target, sizes)
         candidates = candidates or attention_schedules(call.kernel, target, sizes)

@@ -1,7 +1,7 @@
 """An index of results that is divided by a length becomes two: groups, and results of a group. `Program -> Program`.
 
 In: a program at the loop stage. Out: the same, where a product whose first factor is read by `o // k`, and whose second by `o`, has an axis for each, as grouped
-convolutions need; what is left over where `k` does not divide the axis is a kernel of its own, which has nothing to do in most calls. For CPUs.
+convolutions need; what is left over where `k` does not divide the axis is a kernel of its own, of plain loops, which has nothing to do in most calls. For CPUs.
 
     parallel o { y[o] = reduce c { x[o // k * n + c] * w[o, c] } }
     -> parallel g (of O // k), r (of k) { y[g k + r] = reduce c { x[g n + c] * w[g k + r, c] } }
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.analysis.affine import Forms, analyse
 from tilewright.base.intervals import surely_positive
@@ -107,7 +108,8 @@ def _of_rest(kernel: Kernel, nest: Op, cut: _CutAxis, groups: Size, rest: Size, 
     def index(b: Builder) -> tuple[Value, Value, Value]:
         return b.add(own, b.index(groups * cut.length)), b.index(groups), own if some == ONE else b.mul(own, b.index(some))
 
-    return replace(_changed(kernel, nest, cut, ((own, rest),), index), name=f"{kernel.name}_rest")
+    found = _changed(kernel, nest, cut, ((own, rest),), index)
+    return replace(found, name=f"{kernel.name}_rest", attrs=MappingProxyType({**found.attrs, "seldom": True}))
 
 
 def _changed(

@@ -134,7 +134,7 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
 
 def _read_by(call: KernelCall, schedule: Plan, target: Target) -> _Window | None:
     """What a call reads from a copy, or without a guard where it lies; None where it stays as it is."""
-    window = None if call.varies else _find(call.kernel)
+    window = None if call.varies or "seldom" in call.kernel.attrs else _find(call.kernel)
     if window is None:
         return None
     # Where pixels are columns, products copy them by their places in the copy, or in the array itself where that has as few rows to be merged.

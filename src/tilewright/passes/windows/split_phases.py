@@ -153,14 +153,17 @@ def _digits(kernel: Kernel, nest: Op, forms: Forms) -> dict[int, int]:
 
 def _inner(kernel: Kernel, nest: Op, forms: Forms) -> dict[int, int]:
     """Which indices count the results inside a step, whose places they share with another index: `y[s * i + p] = sum`. By position, how many there are."""
-    if not any(is_sum(op) for op in nest.regions[0].ops):
+    sums = [op for op in nest.regions[0].ops if is_sum(op)]
+    if not sums:
         return {}
     found: dict[int, int] = {}
+    # Indices that a factor has, too, are one axis in two parts, as groups and the results of a group.
+    read = [forms[v] for reduction in sums for op in walk(reduction.regions[0]) if op.opcode == "load" for v in op.operands[1:] if v in forms]
     args = nest.regions[0].args
     for store in (op for op in nest.regions[0].ops if op.opcode == "store"):
         for place in store.operands[1:-1]:
             form = forms.get(place)
-            if form is None or len(form.factors) < 2 or _numbers(form, args) is None:
+            if form is None or len(form.factors) < 2 or _numbers(form, args) is None or form in read:
                 continue
             for position, (index, extent) in enumerate(zip(args, nest.operands, strict=True)):
                 count = forms[extent].constant.constant if not forms[extent].factors else None

@@ -19,7 +19,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
 from tilewright.passes.from_tree.complex_numbers import ComplexMath, Pair, matrix_products
-from tilewright.tree.order.classify import without
+from tilewright.tree.order.halves import without
 from tilewright.tree.typed import (
     Accumulate,
     Apply,

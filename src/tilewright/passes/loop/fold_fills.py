@@ -50,14 +50,10 @@ def _filling(kernel: Kernel, memory: Value, fill: Op) -> Kernel | None:
     nests = [op for op in kernel.body.ops if op.regions]
     if len(nests) != 1 or nests[0].opcode != "parallel":
         return None
-    accesses = [op for op in walk(kernel.body) if memory in op.operands]
-    stores = [op for op in accesses if op.opcode == "store"]
-    if not stores or any(op.opcode not in ("load", "store") or op.attrs or op.operands.count(memory) != 1 for op in accesses):
+    store = next((op for op in walk(kernel.body) if op.opcode == "store" and op.operands[0] is memory), None)
+    if store is None:
         return None
-    place = stores[0].operands[:-1]
-    if any(op.operands[: len(place)] != place for op in accesses):
-        return None
-    body = _nest(kernel.body, _Fill(memory, place, fill, analyse(kernel)), {})
+    body = _nest(kernel.body, _Fill(memory, store.operands[:-1], fill, analyse(kernel)), {})
     return eliminate_dead(replace(kernel, body=body)) if body is not None else None
 
 
@@ -72,6 +68,11 @@ class _Fill:
 
     def touches(self, op: Op) -> bool:
         return self.memory in op.operands or any(self.memory in inner.operands for region in op.regions for inner in walk(region))
+
+    def accesses_alone(self, op: Op) -> bool:
+        """Whether it accesses the place, and nothing else of the array."""
+        accesses = op.operands[: len(self.place)] == self.place and self.memory not in op.operands[len(self.place) :] and not op.attrs
+        return accesses and op.opcode in ("load", "store")
 
     def stores(self, op: Op) -> bool:
         return any(inner.opcode == "store" and self.memory in inner.operands for inner in (op, *(i for region in op.regions for i in walk(region))))
@@ -88,25 +89,27 @@ def _nest(block: Block, fill: _Fill, extents: Mapping[Value, Value]) -> Block | 
     """A block with the loops that make the place, and what they run, changed."""
     if extents and set(extents) == set(fill.place[1:]):
         return _point(block, fill, {}) if is_whole(fill.place, extents, fill.forms) else None
-    inner = [op for op in block.ops if fill.touches(op)]
-    if len(inner) != 1 or not inner[0].regions:
+    first = next((op for op in block.ops if fill.touches(op)), None)
+    if first is None or not first.regions:
         return None
-    (loop,) = inner
-    if loop.opcode == "parallel":
-        own = dict(zip(loop.regions[0].args, loop.operands, strict=True))
+    if first.opcode == "parallel":
+        own = dict(zip(first.regions[0].args, first.operands, strict=True))
     else:
-        extent = loop_extent(loop, fill.forms)
-        if extent is None:
+        # What comes after it in a point of the parallel loop finds all of the point's elements written. Inside, iterations follow each other.
+        extent = loop_extent(first, fill.forms)
+        if extent is None or not all(fill.accesses_alone(op) for op in walk(first.regions[0]) if fill.memory in op.operands):
             return None
-        own = {loop.regions[0].args[0]: extent}
-    body = _nest(loop.regions[0], fill, {**extents, **own})
-    return None if body is None else Block(block.args, tuple(replace(op, regions=(body,)) if op is loop else op for op in block.ops))
+        own = {first.regions[0].args[0]: extent}
+    body = _nest(first.regions[0], fill, {**extents, **own})
+    return None if body is None else Block(block.args, tuple(replace(op, regions=(body,)) if op is first else op for op in block.ops))
 
 
 def _point(block: Block, fill: _Fill, known: Mapping[Value, Value]) -> Block | None:
     """What is done at one point, for an element that holds nothing yet. `known`: what stands for what was read of it so far."""
     mapping, ops = dict(known), list[Op]()
     for position, op in enumerate(block.ops):
+        if op.opcode in ("load", "store") and fill.memory in op.operands and not fill.accesses_alone(op):
+            return None
         if fill.stores(op):
             if op.opcode == "if":
                 regions = [_point(region, fill, mapping) for region in op.regions]

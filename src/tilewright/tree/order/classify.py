@@ -16,7 +16,7 @@ elementwise kernel that accumulates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tilewright.base.dtypes import bool_
 from tilewright.base.errors import Diagnostics
@@ -24,6 +24,7 @@ from tilewright.base.record import replace
 from tilewright.base.sizes import Size, product
 from tilewright.tree.bounds import linear_indices, range_under
 from tilewright.tree.order.distribution import distributed
+from tilewright.tree.order.halves import halves, without
 from tilewright.tree.order.independence import NOTHING_FIXED, Fixed, independent, is_reduction
 from tilewright.tree.order.inner_products import products_inside
 from tilewright.tree.order.pivots import around_pivot
@@ -184,7 +185,7 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
         return _pivoted(loop, sink, fixed) or [_ordered(loop, sink, fixed) or _inner(loop)]
     if is_reduction(loop, outer):
         return [replace(loop, body=_inners(loop.body), kind="reduce")]
-    split = _split(loop, outer)
+    split = halves(loop, outer)
     if split is not None:
         return _top_loop(split[0], sink, fixed) + _top_loop(split[1], sink, fixed)
     if loop.asked == "yes":
@@ -320,45 +321,29 @@ def _race(loop: TypedLoop, beyond: Sequence[LoopVar], sink: Diagnostics) -> None
                 )  # fmt: skip
 
 
-def _split(loop: TypedLoop, outer: Sequence[Variable]) -> tuple[TypedLoop, TypedLoop] | None:
-    """A loop that stores and accumulates as two loops, when neither half needs the other."""
-    stores = [s for s in walk(loop.body) if isinstance(s, Store)]
-    written = {s.array.name for s in stores}
-    if not stores or any(isinstance(s, TypedWhile) for s in walk(loop.body)):
-        return None
-    accumulating = without(loop.body, lambda s: isinstance(s, Store))
-    storing = without(loop.body, lambda s: isinstance(s, Accumulate) and s.var in outer)
-    if assigned(storing) or any(isinstance(e, Local) and e.var in outer for e in exprs_in(storing)):
-        return None
-    if any(isinstance(e, Element) and e.array.name in written for e in exprs_in(accumulating)):
-        return None
-    halves = replace(loop, body=storing), replace(loop, body=accumulating)
-    return halves if is_reduction(halves[1], outer) else None
-
-
-def without(stmts: tuple[Stmt, ...], drop: Callable[[Stmt], bool]) -> tuple[Stmt, ...]:
-    """The statements without those `drop` picks, nor loops and ifs that are empty then."""
-    result: list[Stmt] = []
-    for stmt in stmts:
-        if drop(stmt):
-            continue
-        if isinstance(stmt, TypedIf):
-            stmt = replace(stmt, then=without(stmt.then, drop), otherwise=without(stmt.otherwise, drop))
-            if not stmt.then and not stmt.otherwise:
-                continue
-        elif isinstance(stmt, TypedLoop):
-            stmt = replace(stmt, body=without(stmt.body, drop))
-            if not stmt.body:
-                continue
-        result.append(stmt)
-    return tuple(result)
-
-
 # -- inside a kernel ----------------------------------------------------------------------------------------------
 
 
 def _inners(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    return tuple(done for s in stmts for done in _around_inner_pivot(s) or (_inner(s),))
+    return tuple(done for s in stmts for done in _around_inner_pivot(s) or _inner_halves(s) or (_inner(s),))
+
+
+def _inner_halves(stmt: Stmt) -> tuple[Stmt, ...] | None:
+    """A loop along rows that stores and accumulates as two, so that both can be vectors; None for all else."""
+    if not isinstance(stmt, TypedLoop) or _prints(stmt):
+        return None
+    loop = merge_nest(stmt)
+    outer = assigned(loop.body)
+    rows = [s for s in walk(loop.body) if isinstance(s, Store) and s.indices and any(isinstance(e, IndexRef) and e.var is loop.vars[-1] for e in walk_expr(s.indices[-1]))]
+    if not outer or not rows or loop.until is not None or is_reduction(loop, outer):
+        return None
+    parts = halves(loop, outer)
+    if parts is None:
+        return None
+    storing = next(part for part in parts if not assigned(part.body))
+    if not independent(storing, storing.vars) or any(isinstance(s, TypedLoop) for part in parts if part is not storing for s in walk(part.body)):
+        return None
+    return tuple(map(_inner, parts))
 
 
 def _around_inner_pivot(stmt: Stmt) -> tuple[Stmt, ...] | None:

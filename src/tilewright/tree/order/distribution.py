@@ -14,9 +14,9 @@ them computes and a later one reads is kept for every iteration, in an array.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 from tilewright.base.sizes import ONE
@@ -45,6 +45,7 @@ from tilewright.tree.typed import (
 )
 from tilewright.tree.typed_walk import assigned, exprs_in, walk
 
+_T = TypeVar("_T")
 _WHOLE = (ArrayAssign, ReduceLoop, TypedYield, TypedPrint, TypedAssert, TypedWhile)
 
 
@@ -146,7 +147,7 @@ def _kept(groups: list[tuple[Stmt, ...]], var: LoopVar) -> list[tuple[Stmt, ...]
         set_here = _variables(group)
         needed = {e.var for later in groups[position + 1 :] for e in exprs_in(later) if isinstance(e, Local)}
         stores: list[Stmt] = []
-        own = _KeptNumbers(known).of(group)
+        own = with_elements(group, known)
         for variable in sorted(set_here & needed, key=lambda v: v.name):
             place = Element(_array_of(variable, var), (IndexRef(var, span=group[0].span),), span=group[0].span)
             stores.append(Store(place.array, place.indices, Local(variable, span=group[0].span), span=group[0].span))
@@ -162,10 +163,16 @@ def _array_of(variable: Variable, var: LoopVar) -> ArrayInfo:
     return ArrayInfo(f"{variable.name}$kept{mark:x}", variable.dtype, (var.full,), (ONE,), "scratch")
 
 
+def with_elements(item: _T, known: Mapping[Variable, Element]) -> _T:
+    """Statements with elements in the place of variables."""
+    found: _T = _KeptNumbers(known).of(item)
+    return found
+
+
 class _KeptNumbers:
     """Puts elements in the place of variables."""
 
-    def __init__(self, known: dict[Variable, Element]) -> None:
+    def __init__(self, known: Mapping[Variable, Element]) -> None:
         self.known = dict(known)
 
     def of(self, item: Any) -> Any:

@@ -125,6 +125,11 @@ class Target:
         return self.is_host and self.name.startswith("aarch64")
 
     @property
+    def has_range(self) -> bool:
+        """Whether a CPU has AVX-512's `vrange`, an IEEE 754-2019 maximum but for NaN."""
+        return self.is_host and self.name in _WITH_AVX512 and "-avx512dq" not in self.cpu_features
+
+    @property
     def has_lane_masks(self) -> bool:
         """Whether a CPU loads and stores some lanes of a vector as fast as all of them."""
         return self.is_host and (self.name in _WITH_AVX512 or self.vector_scale > 0)

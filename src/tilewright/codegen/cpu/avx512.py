@@ -1,7 +1,8 @@
-"""`ldexp` as AVX-512's scaling instruction: LLVM text.
+"""`ldexp`, `min` and `max` as instructions of AVX-512: LLVM text.
 
-In: a function writer and the op. Out: the lines, one instruction for each register. Powers beyond the range give 0, denormals
-(rounded once) and infinities, as a multiplication would.
+In: a function writer and the op. Out: the lines. `ldexp` is one instruction for each register: powers beyond the range give 0, denormals
+(rounded once) and infinities, as a multiplication would. `min` and `max` are three: `vrange` orders zeros by their signs but drops NaN,
+so what is unordered is added up instead. LLVM's own code for `llvm.maximum` has six, and a way through a mask that chains of maxima wait for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from tilewright.ir.types import Vec, dtype_of
 
 _BYTES = 64
 _CURRENT_ROUNDING = "4"
+_RANGE = {"min": "4", "max": "5"}
+"""The smaller or larger of both, with the sign that it has."""
 
 
 def ldexp(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
@@ -22,23 +25,45 @@ def ldexp(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     single = dtype_of(kind) is f32
     lanes = _BYTES // dtype_of(kind).itemsize
     if not isinstance(kind, Vec):
-        return _scalar(w, llvm_type(kind), lanes // 4, "ss" if single else "sd", operands)
-    name = f"llvm.x86.avx512.mask.scalef.{'ps' if single else 'pd'}.512"
+        return _scalar(w, llvm_type(kind), lanes // 4, f"scalef.{'ss' if single else 'sd'}", operands, (), (("i32", _CURRENT_ROUNDING),))
+    return _vector(w, kind, lanes, f"scalef.{'ps' if single else 'pd'}", operands, (), (("i32", _CURRENT_ROUNDING),))
+
+
+def extreme(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+    """`min` or `max`; None where a side is a constant, of which LLVM knows more."""
+    if not all(name.startswith("%") for name in operands):
+        return None
+    kind = op.operands[0].type
+    single = dtype_of(kind) is f32
+    lanes = _BYTES // dtype_of(kind).itemsize
+    which, default = ("i32", _RANGE[op.opcode]), ("i32", _CURRENT_ROUNDING)
+    if isinstance(kind, Vec):
+        found = _vector(w, kind, lanes, f"range.{'ps' if single else 'pd'}", operands, (which,), (default,))
+    else:
+        found = _scalar(w, llvm_type(kind), lanes // 4, f"range.{'ss' if single else 'sd'}", operands, (), (which, default))
+    whole, mask = llvm_type(kind), f"<{kind.width} x i1>" if isinstance(kind, Vec) else "i1"
+    unordered = w.let(f"fcmp uno {whole} {operands[0]}, {operands[1]}")
+    nan = w.let(f"fadd {whole} {operands[0]}, {operands[1]}")
+    return w.let(f"select {mask} {unordered}, {whole} {nan}, {whole} {found}")
+
+
+_Arguments = Sequence[tuple[str, str]]
+
+
+def _vector(w: FunctionWriter, kind: Vec, lanes: int, name: str, operands: Sequence[str], which: _Arguments, last: _Arguments) -> str:
+    """The instruction for all lanes, register by register. `which` goes before what stays of other lanes, `last` behind the mask."""
     whole, register = llvm_type(kind), f"<{lanes} x {dtype_of(kind).llvm}>"
     parts = []
     for start in range(0, max(kind.width, lanes), lanes):
-        values = [_lanes(w, whole, kind.width, value, start, lanes) for value in operands]
-        given = [(register, value) for value in values]
-        parts.append(w.call(register, name, *given, (register, "zeroinitializer"), (f"i{lanes}", "-1"), ("i32", _CURRENT_ROUNDING)))
+        given = [(register, _lanes(w, whole, kind.width, value, start, lanes)) for value in operands]
+        parts.append(w.call(register, f"llvm.x86.avx512.mask.{name}.512", *given, *which, (register, "zeroinitializer"), (f"i{lanes}", "-1"), *last))
     return _joined(w, parts, dtype_of(kind).llvm, lanes, kind.width)
 
 
-def _scalar(w: FunctionWriter, element: str, lanes: int, suffix: str, operands: Sequence[str]) -> str:
+def _scalar(w: FunctionWriter, element: str, lanes: int, name: str, operands: Sequence[str], which: _Arguments, last: _Arguments) -> str:
     register = f"<{lanes} x {element}>"
     given = [(register, w.let(f"insertelement {register} zeroinitializer, {element} {value}, i64 0")) for value in operands]
-    result = w.call(
-        register, f"llvm.x86.avx512.mask.scalef.{suffix}", *given, (register, "zeroinitializer"), ("i8", "-1"), ("i32", _CURRENT_ROUNDING)
-    )
+    result = w.call(register, f"llvm.x86.avx512.mask.{name}", *given, *which, (register, "zeroinitializer"), ("i8", "-1"), *last)
     return w.let(f"extractelement {register} {result}, i64 0")
 
 

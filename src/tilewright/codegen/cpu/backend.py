@@ -27,11 +27,11 @@ def write(program: Program, target: Target) -> ProgramText:
     for position, call in enumerate(program.calls):
         entry, shared = entry_name(program, position), call.common
         if shared is None or not can_call(shared):
-            functions[position] = function_parts(call.kernel, entry)
+            functions[position] = function_parts(call.kernel, entry, target.has_range)
             continue
         body = common.get(shared.kernel)
         if body is None:
-            body = common[shared.kernel] = function_parts(shared.kernel, entry)
+            body = common[shared.kernel] = function_parts(shared.kernel, entry, target.has_range)
             texts[position] = common_body(body)
         texts[position] = texts.get(position, "") + caller(shared, entry, body)
     for group in _groups(program, functions):

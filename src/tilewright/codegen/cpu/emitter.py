@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, GIVE, SLOT_BYTES, STOP, STOP_DECLARATION, TAKE
 from tilewright.base.artifact import FAILURE_EXTENT, FAILURE_INDEX
+from tilewright.base.dtypes import f32, f64
 from tilewright.base.errors import CompilerBug, DeviceError
 from tilewright.base.levels import DEFAULT, LEVELS
 from tilewright.base.record import record
@@ -41,8 +42,10 @@ _FEW = 64
 class CpuDialect:
     """What CPUs do their own way."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, has_range: bool) -> None:
         self.loops = _Loops(kernel)
+        self.has_range = has_range
+        """Whether `min` and `max` may be AVX-512's `vrange`."""
         self.block = "%block"
         self.local: dict[Value, str] = {}
         """Where each `alloc` lies."""
@@ -55,6 +58,10 @@ class CpuDialect:
         if op.opcode == "const" and isinstance(op.attrs.get("kept"), str):
             # An instruction, not a number in others: the code made of it does not depend on its value, and functions that differ in it share a body.
             return writer.let(f"add i64 0, {op.attrs['value']}")
+        if self.has_range and op.opcode in ("min", "max") and dtype_of(op.operands[0].type) in (f32, f64):
+            from tilewright.codegen.cpu import avx512
+
+            return avx512.extreme(writer, op, operands)
         return None
 
     def emit(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
@@ -253,8 +260,8 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, frozenset[str]]:
     return function.text(), function.declarations
 
 
-def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None) -> FunctionParts:
-    """The kernel's function. `failures`: the assertions of the kernel that it is a part of."""
+def function_parts(kernel: Kernel, entry: str, has_range: bool = False, failures: list[Op] | None = None) -> FunctionParts:
+    """The kernel's function. `has_range`: as the target says; `failures`: the assertions of the kernel that it is a part of."""
     if len(kernel.grid) > 1 or kernel.threads != 1:
         raise CompilerBug.at("TW040", f"{kernel.name}: CPU kernels have a one-dimensional grid of single threads")
     level = LEVELS[str(kernel.attrs.get("optimize", DEFAULT))]
@@ -263,7 +270,7 @@ def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None)
     failing = _may_fail(kernel)
 
     # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
-    dialect = CpuDialect(kernel)
+    dialect = CpuDialect(kernel, has_range)
     if failures is not None:
         dialect.failures = failures
     body = OutliningWriter(kernel, dialect, entry, dialect.local)
@@ -289,7 +296,7 @@ def function_parts(kernel: Kernel, entry: str, failures: list[Op] | None = None)
         dialect.shared[op] = shared_blocks.SharedBlocks(part, f"{entry}.{number}", slots, bool(faults(part)) or bool(heap_bytes(part)))
         if level.name != DEFAULT:
             part = replace(part, attrs=MappingProxyType({**part.attrs, "optimize": level.name}))
-        parts.append(function_parts(part, f"{entry}.{number}", dialect.failures))
+        parts.append(function_parts(part, f"{entry}.{number}", has_range, dialect.failures))
     places, owned = _local_arrays(kernel, body)
     dialect.local.update(places)
     constants = [op for op in walk(shared_blocks.without_bodies(kernel).body) if op.opcode == "alloc" and "values" in op.attrs]

@@ -110,7 +110,9 @@ def size_under(expr: Expr, fixed: Mapping[LoopVar, Size]) -> Size | None:
 
 
 def range_under(var: LoopVar, fixed: Mapping[LoopVar, Size]) -> tuple[Size, Size] | None:
-    """The first value of an index, and how many it takes, where indices around it have the values `fixed` says."""
+    """The first value of an index, and how many it takes, where indices around it have the values `fixed` says. A number that stands for an index has no range."""
+    if var.lo is var.hi:
+        return None
     if var.first is not None and var.count is not None:
         return var.first, var.count
     first, last = size_under(var.lo, fixed), size_under(var.hi, fixed)
@@ -143,12 +145,6 @@ def linear_indices(indices: Sequence[Expr]) -> Indices | None:
     """All indices as linear functions, or None when one is not."""
     forms = tuple(affine(i) for i in indices)
     return tuple(f for f in forms if f is not None) if None not in forms else None
-
-
-def known_indices(indices: Sequence[Expr]) -> Indices:
-    """All indices as linear functions; one that is none, as a number that the caller gives, counts as the same at every iteration. What is proven
-    to lie apart then does so along the other axes."""
-    return tuple(affine(i) or AffineForm((), ZERO) for i in indices)
 
 
 def injective(indices: Indices, over: Collection[LoopVar]) -> bool:

@@ -20,7 +20,6 @@ from tilewright.tree.bounds import (
     disjoint,
     fixed_form,
     injective,
-    known_indices,
     linear_indices,
     owns_axis,
 )
@@ -110,20 +109,14 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
         if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
             return False
         if isinstance(stmt, Store) and not stmt.scatter:
-            linear = _forms(stmt.indices, fixed, bases)
-            if linear is None:
-                return False
-            writes.setdefault(stmt.array.name, []).append(linear)
+            writes.setdefault(stmt.array.name, []).append(_forms(stmt.indices, fixed, bases))
             if stmt.kind:
                 reads.add(stmt.array.name)
     if not writes:
         return any(isinstance(s, Store) for s in walk(body))
     for expr in exprs_in(body):
         if isinstance(expr, Element) and expr.array.name in writes:
-            linear = _forms(expr.indices, fixed, bases)
-            if linear is None:
-                return False
-            accesses.setdefault(expr.array.name, []).append(linear)
+            accesses.setdefault(expr.array.name, []).append(_forms(expr.indices, fixed, bases))
             reads.add(expr.array.name)
     colours = _colours(body, over, fixed)
     return all(_array_independent(writes[name], accesses.get(name, []), over, fixed, colours, bases) for name in writes)
@@ -139,6 +132,7 @@ class _Bases:
         self.known: dict[Expr, LoopVar] = {}
         self.needs: dict[LoopVar, frozenset[LoopVar]] = {}
         """The indices that choose each."""
+        self.unknown: dict[Expr, LoopVar] = {}
 
     def form(self, expr: Expr) -> IndexForm | None:
         """A sum of a linear function and such numbers; None for anything else."""
@@ -162,6 +156,13 @@ class _Bases:
             self.needs[var] = frozenset(e.var for e in walk_expr(expr) if isinstance(e, IndexRef))
         return AffineForm(((var, ONE),))
 
+    def form_or_unknown(self, expr: Expr) -> IndexForm:
+        """As `form`; anything else is a number of its own, of which nothing is known: what lies apart then does so along other axes."""
+        found = self.form(expr)
+        if found is not None:
+            return found
+        return AffineForm(((self.unknown.setdefault(expr, LoopVar("unknown", expr, expr)), ONE),))
+
     def injective(self, indices: Indices, over: Sequence[LoopVar]) -> bool:
         """Whether different values of the `over` indices reach different elements: an index that an axis tells settles the numbers it chooses."""
         missing = set(over)
@@ -177,11 +178,8 @@ class _Bases:
         return True
 
 
-def _forms(indices: Sequence[Expr], fixed: Fixed, bases: _Bases) -> Indices | None:
-    if not fixed:
-        return tuple(bases.form(index) or form for index, form in zip(indices, known_indices(indices), strict=True))
-    forms = linear_indices(indices)
-    return None if forms is None else tuple(fixed_form(form, fixed) for form in forms)
+def _forms(indices: Sequence[Expr], fixed: Fixed, bases: _Bases) -> Indices:
+    return tuple(fixed_form(bases.form_or_unknown(index), fixed) for index in indices)
 
 
 def _array_independent(

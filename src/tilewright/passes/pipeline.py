@@ -200,6 +200,10 @@ FISSION_PRODUCTS = Pass(
     "fission_products", "program", "program", late("program.fission_products", "fission_products"),
     "A nest with several products of different rows (`x @ w + h @ u`) becomes one kernel for each; they hand on their sums.", needs="reduce",
 )  # fmt: skip
+FISSION_SCATTERS = Pass(
+    "fission_scatters", "program", "program", late("scatters.fission_scatters", "fission_scatters"),
+    "CPU: a nest whose points run through loops before they scatter becomes two: one that stores what the loops result in, and one that scatters.", cpu=True, needs="accumulate",
+)  # fmt: skip
 PLAN = Pass(
     "plan", "program", "plans", late("choose.plan", "plan_contractions"),
     "Picks schedules of contractions, attention and rows for the sizes of the call (`passes/choose/plan.py`); rewrites nothing.",
@@ -293,7 +297,7 @@ SPLIT_REDUCTIONS = Pass(
     takes=("plans", "target", "hints"), gives="plans", needs="reduce",
 )  # fmt: skip
 SPLIT_SCATTERS = Pass(
-    "split_scatters", "program", "program", late("program.split_scatters", "split_scatters"),
+    "split_scatters", "program", "program", late("scatters.split_scatters", "split_scatters"),
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans", needs="accumulate",
 )  # fmt: skip
@@ -745,6 +749,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(FUSE_MULTIPLY_ADD, "Once for all targets, so that all round in the same places."),
         Step(MARK_LOW_PRECISION, "Marks the functions that the passes before it leave."),
         Step(FISSION_PRODUCTS, "After all that writes sums: it recognises finished products."),
+        Step(FISSION_SCATTERS, "After hoist and recover_reductions: loops before a scatter are as short as they get. Small sizes are chosen for its kernels."),
         Step(STAGE_ATTENTION, "Last: it recognises finished attention; its products are planned as such."),
     ),
     "plan": (

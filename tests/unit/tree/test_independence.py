@@ -136,7 +136,7 @@ def knapsack_again(weights: tw.Array, values: tw.Array, room: int) -> tw.Array:
 @tw.kernel
 def shifted_by_number(x: tw.Array, by: int) -> tw.Array:
     y = x * 1.0
-    for t in range(3):
+    for _t in range(3):
         for i in range(len(x) - by):
             y[i + by] = y[i] + 1.0
     return y

@@ -35,7 +35,7 @@ from tilewright.ir.types import INDEX, Tensor, dtype_of, tensor
 from tilewright.passes.choose.loops import power_of_two
 from tilewright.passes.from_tree.lower_body import unchanging
 from tilewright.passes.loop.collapse import collapse
-from tilewright.passes.program.scatter_forms import CopySpec, ScatterForm, depends_on_order, form_for
+from tilewright.passes.scatters.scatter_forms import CopySpec, ScatterForm, depends_on_order, form_for
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.tree.metadata import KernelMetadata

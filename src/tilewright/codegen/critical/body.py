@@ -25,7 +25,7 @@ class CriticalDialect(CpuDialect):
     """A CPU on the critical path: faults leave at once, loops do not rest, the clock is the one that all cores share."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
-        super().__init__(kernel)
+        super().__init__(kernel, target.has_range)
         self.target = target
 
     def emit(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:

@@ -62,7 +62,7 @@ def _vector(w: FunctionWriter, kind: Vec, lanes: int, name: str, operands: Seque
 
 def _scalar(w: FunctionWriter, element: str, lanes: int, name: str, operands: Sequence[str], which: _Arguments, last: _Arguments) -> str:
     register = f"<{lanes} x {element}>"
-    given = [(register, w.let(f"insertelement {register} zeroinitializer, {element} {value}, i64 0")) for value in operands]
+    given = [(register, w.let(f"insertelement {register} poison, {element} {value}, i64 0")) for value in operands]
     result = w.call(register, f"llvm.x86.avx512.mask.{name}", *given, *which, (register, "zeroinitializer"), ("i8", "-1"), *last)
     return w.let(f"extractelement {register} {result}, i64 0")
 

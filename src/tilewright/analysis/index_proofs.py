@@ -365,13 +365,18 @@ class _Proofs:
         if not goal[0]:
             return goal[1] >= 0
         against = negated(goal)
-        self.tries = TRIES
-        return self._contradict([against], facts, SPLITS)
+        # Most goals follow from what says nothing of minima: hardly any choices, and few inequalities.
+        for plain in (True, False):
+            self.tries = TRIES
+            if self._contradict([against], facts, SPLITS, plain):
+                return True
+        return False
 
-    def _contradict(self, assumed: Sequence[Linear], facts: Facts, splits: int) -> bool:
-        """Whether what is assumed cannot be, given the facts."""
+    def _contradict(self, assumed: Sequence[Linear], facts: Facts, splits: int, plain: bool = False) -> bool:
+        """Whether what is assumed cannot be, given the facts; `plain`: given those of the checks that have no minima or maxima."""
         own = self._completed(assumed, assumed[0])
-        near = related((atom for fact in own for atom in fact[0]), [*facts, *self._checked(facts)])
+        checked = self._checked(facts)
+        near = related((atom for fact in own for atom in fact[0]), [*facts, *(filter(_is_plain, checked) if plain else checked)])
         known = self._completed([*assumed, *near], assumed[0])
         if contradict(known):
             return True
@@ -380,7 +385,7 @@ class _Proofs:
             return False
         atoms = {atom for fact in known for atom in fact[0]}
         for case in self._cases(atoms):
-            if all(self._contradict([*assumed, *more], facts, splits - 1) for more in case if not self._is_known(more, assumed)):
+            if all(self._contradict([*assumed, *more], facts, splits - 1, plain) for more in case if not self._is_known(more, assumed)):
                 return not any(self._is_known(more, assumed) for more in case)
         return False
 
@@ -731,6 +736,11 @@ def _as_size(form: Linear) -> Size | None:
             return None
         total = total + Size(((sizes, factor),))
     return total
+
+
+def _is_plain(fact: Linear) -> bool:
+    """Whether no atom has a minimum or maximum of sizes in it."""
+    return not any(isinstance(part, SizeCall) and part.op in ("min", "max") for atom in fact[0] for part in _pair(atom)[1])
 
 
 def _count(atom: Atom) -> Size | None:

@@ -231,3 +231,76 @@ def test_what_is_no_number_stays() -> None:
         np.testing.assert_allclose(tw.kernel(softmax)(x), plain(softmax, x), rtol=1e-6)
 
 
+
+
+# -- loops whose bounds the body changes ---------------------------------------------------------------------------
+
+
+@tw.kernel
+def ends_where_it_says(c: tw.InOut, x: tw.Array) -> tw.Array:
+    out = tw.zeros(1, x.dtype)
+    total = 0.0
+    for j in range(c[0]):
+        c[j] = 2
+        total += x[j]
+    out[0] = total
+    return out
+
+
+@tw.kernel
+def ends_at_its_sum(y: tw.InOut) -> tw.Array:
+    n = y.shape[0]
+    out = tw.zeros(n, y.dtype)
+    for i in range(n):
+        total = 5
+        for j in range(total):
+            total += y[i, j]
+            y[i, j] = 1
+        out[i] = total
+    return out
+
+
+@tw.kernel
+def begins_at_its_sum(y: tw.InOut) -> tw.Array:
+    n, m = y.shape
+    out = tw.zeros(n, y.dtype)
+    for i in range(n):
+        total = 2
+        for j in range(total, m):
+            total += y[i, j]
+            y[i, j] = 1
+        out[i] = total
+    return out
+
+
+@tw.kernel
+def ends_in_rows(c: tw.InOut, a: tw.Array, q: tw.InOut, s: tw.InOut) -> None:
+    n, m = a.shape
+    for i in range(n):
+        for j in range(c[i]):
+            c[i] = 1
+            q[i] += a[i, j]
+        for j in range(m):
+            s[j] += a[i, j]
+
+
+def test_a_loop_has_the_bounds_it_began_with() -> None:
+    c, x = np.full(33, 7), RNG.standard_normal(33)
+    np.testing.assert_allclose(ends_where_it_says(c, x), [x[:7].sum()])
+    assert c.tolist() == [2] * 7 + [7] * 26
+    y = RNG.integers(1, 3, (4, 33))
+    expected = y.copy()
+    expected[:, :5] = 1
+    sums = 5 + y[:, :5].sum(axis=1)
+    np.testing.assert_array_equal(ends_at_its_sum(y), sums)
+    np.testing.assert_array_equal(y, expected)
+    y = RNG.integers(1, 3, (4, 33))
+    expected = y.copy()
+    expected[:, 2:] = 1
+    sums = 2 + y[:, 2:].sum(axis=1)
+    np.testing.assert_array_equal(begins_at_its_sum(y), sums)
+    np.testing.assert_array_equal(y, expected)
+    c, a, q, s = np.full(5, 7), RNG.standard_normal((5, 9)), np.zeros(5), np.zeros(9)
+    ends_in_rows(c, a, q, s)
+    np.testing.assert_allclose(q, a[:, :7].sum(axis=1))
+    np.testing.assert_allclose(s, a.sum(axis=0))

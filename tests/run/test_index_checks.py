@@ -587,3 +587,24 @@ def test_simd_accesses_that_a_loop_proves_have_no_test() -> None:
     (sites,) = function.kernel.runner.sites.values()
     assert {site.array for site in sites} == {"y"}
     function(x, y[:20])
+
+
+@tw.kernel
+def halves_from_five_on(x: tw.Array, c: tw.Array) -> tw.Array:
+    n = len(x)
+    out = tw.zeros(n, x.dtype)
+    for k in range(n):
+        if k >= 5:
+            out[k] = x[(k - 5) // 2]
+        if c[k] > 0:
+            out[k] += x[(k - 5) // 2]
+    return out
+
+
+def test_a_quotient_is_proven_where_it_is_read() -> None:
+    x = np.arange(20.0)
+    c = np.where(np.arange(20) >= 5, 1.0, 0.0)
+    expected = np.where(c > 0, 2.0 * ((np.arange(20) - 5) // 2), 0.0)
+    np.testing.assert_array_equal(np.asarray(halves_from_five_on(x, c)), expected)
+    with pytest.raises(IndexError, match="index -3"):
+        halves_from_five_on(x, np.ones(20))

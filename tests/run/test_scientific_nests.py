@@ -601,3 +601,68 @@ def test_rows_that_live_on_are_one_array(device: str) -> None:
     out, row = last_row(x, device=device)
     np.testing.assert_allclose(np.asarray(out), 2.0 * x[:, ::-1], rtol=1e-12)
     np.testing.assert_allclose(np.asarray(row), 2.0 * x[-1] + 1.0, rtol=1e-12)
+
+
+# -- what stays in order --------------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def number_of_a_group_that_is_in_order(u: tw.InOut, s: tw.Array, y: tw.InOut) -> None:
+    n, m = y.shape
+    for i in range(m):
+        first = u[0]
+        for j in range(n):
+            u[j] += s[i]
+        y[0, i] += first
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_kept_number_stays_beside_what_makes_it(device: str) -> None:
+    rng = np.random.default_rng(5)
+    u, s, y = rng.random(4), rng.random(7), rng.random((4, 7))
+    before = np.concatenate([[0], np.cumsum(s)])
+    rows, firsts = u + before[-1], y[0] + u[0] + before[:-1]
+    number_of_a_group_that_is_in_order(u, s, y, device=device)
+    np.testing.assert_allclose(u, rows, rtol=1e-12)
+    np.testing.assert_allclose(y[0], firsts, rtol=1e-12)
+
+
+@tw.kernel
+def pivot_under_a_condition(a: tw.Array, u: tw.Array) -> tw.Array:
+    n, m = a.shape
+    s = tw.full(m, 3, a.dtype)
+    for i in range(1, n):
+        for j in range(m):
+            if i != 0:
+                for k in range(m):
+                    t = a[i, k]
+                    s[k] = max(s[k], s[j] - t + u[i])
+    return s
+
+
+def test_variables_of_the_pivot_are_set_where_they_are_read() -> None:
+    rng = np.random.default_rng(6)
+    a, u = rng.random((5, 70)), rng.random(5)
+    s = np.full(70, 3.0)
+    for i in range(1, 5):
+        for j in range(70):
+            for k in range(70):
+                s[k] = max(s[k], s[j] - a[i, k] + u[i])
+    np.testing.assert_allclose(np.asarray(pivot_under_a_condition(a, u)), s, rtol=1e-12)
+
+
+@tw.kernel
+def triangle_of_steps(n: int, b: tw.Array, u: tw.InOut) -> None:
+    for i in range(n):
+        for j in range(i + 1):
+            for k in range(j):
+                if i != k:
+                    u[k] = b[k, 0] + i
+
+
+def test_steps_that_end_at_the_step_around_say_how_far_loads_reach() -> None:
+    b, u = np.random.default_rng(7).random((11, 3)), np.zeros(12)
+    triangle_of_steps(12, b, u)
+    np.testing.assert_allclose(u, [*(b[:, 0] + 11), 0], rtol=1e-12)
+    with pytest.raises(tw.UserError, match=r"'b' .* extent"):
+        triangle_of_steps(12, b[:10], u)

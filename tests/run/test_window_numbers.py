@@ -255,3 +255,23 @@ def test_on_a_part_of_the_cores() -> None:
     assert len(keys) == 2
     with pytest.raises(tw.TilewrightError):
         kernel(x, w, 0, 1, device=part)
+
+
+@tw.kernel
+def scaled(x: tw.Array, w: tw.Array, step: int) -> tw.Array:
+    n = x.shape[0]
+    out = tw.zeros(n, tw.i64)
+    for i in range(n):
+        for j in range(w.shape[0]):
+            if i * step + j < n:
+                out[i] += x[i * step + j] * step - (step - 5) * w[j]
+    return out
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
+def test_numbers_in_the_code_have_the_dtype_of_arguments(dtype: type) -> None:
+    x, w = RNG.integers(90, 120, 70).astype(dtype), RNG.integers(0, 9, 5).astype(dtype)
+    for step in (1, 2, 64, 65, 2):
+        places = np.arange(70)[:, None] * step + np.arange(5)
+        terms = np.append(x.astype(np.int64), [0] * 5000)[places] * step - (step - 5) * w.astype(np.int64)
+        np.testing.assert_array_equal(np.asarray(scaled(x, w, step)), np.where(places < 70, terms, 0).sum(1))

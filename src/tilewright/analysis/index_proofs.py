@@ -437,8 +437,7 @@ class _Proofs:
     def _of_atom(self, atom: Hashable, goal: Linear) -> Sequence[Linear]:
         """What holds of an atom; of a quotient, the goal times its divisor, too."""
         index, sizes = _pair(atom)
-        # Whether a divisor is positive may depend on the place.
-        key = (atom, id(self.facts)) if self._has_open_divisor(index) else atom
+        key = (atom, id(self.facts)) if self._depends_on_place(index) else atom
         found = self.of_atoms.get(key)
         if found is None:
             found = list(self._about(index, sizes, atom))
@@ -448,10 +447,13 @@ class _Proofs:
         divisor = self._divisor(index) if not sizes else None
         return [*found, *_times(goal, divisor)] if divisor is not None else found
 
-    def _has_open_divisor(self, index: Hashable) -> bool:
+    def _depends_on_place(self, index: Hashable) -> bool:
+        """Whether what is known of a value depends on the facts around: is a divisor positive, is what it divides never negative?"""
         value = _value(index)
         op = self.made.get(value) if value is not None else None
-        return op is not None and op.opcode in ("mod", "floordiv") and _is_integer(op.operands[1]) and bool(self.form(op.operands[1])[0])
+        if op is None or op.opcode not in ("mod", "floordiv") or not _is_integer(op.operands[1]):
+            return False
+        return any(self.form(v)[0] for v in (op.operands if op.opcode == "floordiv" else op.operands[1:]))
 
     def _about(self, index: Hashable, sizes: Monomial, atom: Hashable) -> Iterator[Linear]:
         if index is None:

@@ -36,7 +36,7 @@ def with_numbers(function: Function, numbers: Mapping[str, int]) -> Function:
     literals: list[tuple[Expr, Expr]] = []
     checks: list[Stmt] = []
     for name, value in numbers.items():
-        literal: Expr = syntax.Number(abs(value), span=function.span)
+        literal: Expr = syntax.Number(abs(value), given=True, span=function.span)
         if value < 0:
             literal = syntax.Unary("-", literal, span=function.span)
         literals.append((syntax.Name(name), literal))

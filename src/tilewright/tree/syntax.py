@@ -27,6 +27,8 @@ class Number(Node):
 
     value: int | float | complex
     unit: str = ""
+    given: bool = field(default=False, compare=False, repr=False)
+    """Whether a call gives it: a whole number that has the dtype of an argument, not of a literal."""
 
 
 @record

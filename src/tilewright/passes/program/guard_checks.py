@@ -54,9 +54,9 @@ def _in_all_steps(program: Program, call: KernelCall, size: Size) -> list[Size]:
     """A size in the first and in the last step of the ordered loops around a call; none where the number of steps is not known then. Sizes that
     grow or shrink from step to step lie between the two."""
     ends = [size]
-    for turn in call.loops:
+    for turn in reversed(call.loops):  # how often an inner loop runs may be the step of an outer one
         loop = program.ordered(turn.loop)
-        if loop.name not in size.names:
+        if not any(loop.name in end.names for end in ends):
             continue
         if loop.count is None:
             return []

@@ -199,6 +199,8 @@ class ExpressionChecker:
     def expr(self, node: syntax.Expr) -> Expr:
         """The typed expression; reports and raises Skip where there is none."""
         span = node.span
+        if isinstance(node, syntax.Number) and node.given and isinstance(node.value, int):
+            return SizeValue(Size.of(node.value), span=span)
         if isinstance(node, syntax.Number | syntax.Bool):
             return self.typing.literal(node.value, span)
         if isinstance(node, syntax.Name):

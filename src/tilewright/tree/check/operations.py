@@ -178,7 +178,8 @@ class Typing:
         left, right = size_of(a), size_of(b)
         if left is not None and right is not None and a.weak and b.weak and op in _SIZES:
             return self.sizes.numbers.value(_SIZES[op](left, right), span)
-        if isinstance(b, Const) and b.value == 1 and b.weak == "int" and op in ("//", "%", "zdiv") and a.dtype.is_int:
+        by_one = (isinstance(b, Const) and b.value == 1 and b.weak == "int") or (right is not None and right.constant == 1 and a.dtype is i64)
+        if by_one and op in ("//", "%", "zdiv") and a.dtype.is_int:
             # A stride or a group of 1: the index is as affine as it was.
             return a if op != "%" else Const(0, a.dtype, a.weak, a.shape, span=span)
         return None

@@ -12,11 +12,11 @@ from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, has_numbers, is_com
 from tilewright.base.source import Span
 from tilewright.tree.bounds import affine, bound_by, interval
 from tilewright.tree.check.context import Context
-from tilewright.tree.check.infer import size_of
+from tilewright.tree.check.infer import constant_of, size_of
 from tilewright.tree.check.numbers import NumberSizes
 from tilewright.tree.check.state import WalkAgain
 from tilewright.tree.names import is_output
-from tilewright.tree.typed import Apply, ArrayInfo, Const, Expr, IndexRef, LoopVar, Shape, SizeCheck, SizeValue
+from tilewright.tree.typed import Apply, ArrayInfo, Expr, IndexRef, LoopVar, Shape, SizeCheck, SizeValue
 from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import walk_expr
 
@@ -343,11 +343,11 @@ def _of_call(size: Size) -> bool:
 
 def _reaches_all(remainder: Apply) -> bool:
     """Whether a remainder takes all its values where it takes any: that of an index over whole turns from 0 on."""
-    index, by = remainder.args
-    if not isinstance(index, IndexRef) or not isinstance(by, Const) or not isinstance(by.value, int) or by.value <= 0:
+    index, by = remainder.args[0], constant_of(remainder.args[1])
+    if not isinstance(index, IndexRef) or not isinstance(by, int) or by <= 0:
         return False
     var = index.var
-    return var.first == ZERO and var.count is not None and var.step == ONE and var.count.divisible_by(by.value)
+    return var.first == ZERO and var.count is not None and var.step == ONE and var.count.divisible_by(by)
 
 
 def _divisors(value: Expr) -> Iterator[Size]:

@@ -17,6 +17,7 @@ elementwise kernel that accumulates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from tilewright.base.dtypes import bool_
 from tilewright.base.errors import Diagnostics
@@ -289,14 +290,19 @@ def _spread_if(stmt: TypedIf, sink: Diagnostics, fixed: Fixed) -> list[Stmt] | N
         for inner in body:
             if not isinstance(inner, TypedLoop | Store | Accumulate) and not (isinstance(inner, SetVar) and not inner.declares):
                 return None
-            for done in _top_statement(inner, sink, fixed):
-                if is_ordered(done):
+            for parallel, run in groupby(_top_statement(inner, sink, fixed), _is_parallel):
+                parts = tuple(run)
+                if any(map(is_ordered, parts)):
                     return None
-                if isinstance(done, TypedLoop) and done.kind == "parallel":
-                    result.append(replace(done, body=(_under(cond, holds, done.body, stmt),)))
+                if parallel:
+                    result += [replace(part, body=(_under(cond, holds, part.body, stmt),)) for part in parts if isinstance(part, TypedLoop)]
                 else:
-                    result.append(_under(cond, holds, (done,), stmt))
+                    result.append(_under(cond, holds, parts, stmt))  # together: one may set a variable that another one reads
     return result
+
+
+def _is_parallel(stmt: Stmt) -> bool:
+    return isinstance(stmt, TypedLoop) and stmt.kind == "parallel"
 
 
 def _under(cond: Variable, holds: bool, body: tuple[Stmt, ...], stmt: TypedIf) -> TypedIf:

@@ -43,15 +43,16 @@ from tilewright.tree.typed import (
     TypedYield,
     Variable,
 )
-from tilewright.tree.typed_walk import assigned, exprs_in, walk
+from tilewright.tree.typed_walk import assigned, exprs_in, own_exprs, walk, walk_expr
 
 _T = TypeVar("_T")
+_KEPT = "$kept"
 _WHOLE = (ArrayAssign, ReduceLoop, TypedYield, TypedPrint, TypedAssert, TypedWhile)
 
 
 def distributed(loop: TypedLoop, within: frozenset[str] = frozenset()) -> list[TypedLoop] | None:
     """The loop as several; None where it stays one. `within`: the sizes that are numbers of steps around it."""
-    if loop.until is not None or assigned(loop.body) or any(isinstance(s, _WHOLE) or (isinstance(s, TypedLoop) and s.until is not None) for s in walk(loop.body)):
+    if loop.until is not None or assigned(loop.body) or not is_steady(loop) or any(isinstance(s, _WHOLE) or (isinstance(s, TypedLoop) and s.until is not None) for s in walk(loop.body)):
         return None
     body = [part for stmt in loop.body for part in _inner_parts(stmt)]
     if len(body) < 2:
@@ -63,9 +64,17 @@ def distributed(loop: TypedLoop, within: frozenset[str] = frozenset()) -> list[T
     return [replace(loop, body=part, asked="auto") for part in (_kept(groups, loop.vars[0]) if keeps else groups)]
 
 
+def is_steady(loop: TypedLoop) -> bool:
+    """Whether a second loop with these bounds has the same iterations: the body changes nothing that they are made of."""
+    variables = {s.var for s in walk(loop.body) if isinstance(s, SetVar | Accumulate)}
+    arrays = {s.array.name for s in walk(loop.body) if isinstance(s, Store)}
+    bounds = [e for bound in own_exprs(loop) for e in walk_expr(bound)]
+    return not any((isinstance(e, Local) and e.var in variables) or (isinstance(e, Element) and e.array.name in arrays) for e in bounds)
+
+
 def _inner_parts(stmt: Stmt) -> Sequence[Stmt]:
     """An inner loop as several, where its statements need nothing of each other: `for j: s[j] += …; q[i] += …`."""
-    if not isinstance(stmt, TypedLoop) or len(stmt.body) < 2 or assigned(stmt.body):
+    if not isinstance(stmt, TypedLoop) or len(stmt.body) < 2 or assigned(stmt.body) or not is_steady(stmt):
         return (stmt,)
     body = [part for inner in stmt.body for part in _inner_parts(inner)]
     groups = _groups(body, stmt.vars, keeps=False)
@@ -103,7 +112,7 @@ def _hold_together(one: Stmt, other: Stmt, over: Sequence[LoopVar], keeps: bool)
     if set_by_one & set_by_other:
         return True
     used = {e.var for e in exprs_in((other,)) if isinstance(e, Local)} & set_by_one
-    if used and not (keeps and not isinstance(one, TypedIf)):
+    if used and (not keeps or isinstance(one, TypedIf) or _is_kept(other)):
         return True
     if {e.var for e in exprs_in((one,)) if isinstance(e, Local)} & set_by_other:
         return True
@@ -116,6 +125,11 @@ def _hold_together(one: Stmt, other: Stmt, over: Sequence[LoopVar], keeps: bool)
         if len(known) != len(forms) or not all(owns_axis(known, var) for var in over):
             return True
     return False
+
+
+def _is_kept(stmt: Stmt) -> bool:
+    """Whether a statement keeps a number, for a loop that was made of another one: it stays beside what makes the number."""
+    return isinstance(stmt, Store) and _KEPT in stmt.array.name
 
 
 def _variables(stmts: tuple[Stmt, ...]) -> set[Variable]:
@@ -160,7 +174,7 @@ def _array_of(variable: Variable, var: LoopVar) -> ArrayInfo:
     """An array with a number for each iteration. Equal ones are the same array: loops run one after the other."""
     assert var.full is not None
     mark = crc32(f"{variable.dtype} {var.full}".encode())
-    return ArrayInfo(f"{variable.name}$kept{mark:x}", variable.dtype, (var.full,), (ONE,), "scratch")
+    return ArrayInfo(f"{variable.name}{_KEPT}{mark:x}", variable.dtype, (var.full,), (ONE,), "scratch")
 
 
 def with_elements(item: _T, known: Mapping[Variable, Element]) -> _T:

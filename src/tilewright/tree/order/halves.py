@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from tilewright.base.record import replace
-from tilewright.tree.order.distribution import with_elements
+from tilewright.tree.order.distribution import is_steady, with_elements
 from tilewright.tree.order.independence import independent, is_reduction
 from tilewright.tree.typed import (
     Accumulate,
@@ -34,7 +34,7 @@ from tilewright.tree.typed_walk import assigned, exprs_in, walk
 def halves(loop: TypedLoop, outer: Sequence[Variable]) -> tuple[TypedLoop, TypedLoop] | None:
     """The two loops, the one that runs first first."""
     stores = [s for s in walk(loop.body) if isinstance(s, Store)]
-    if not stores or any(isinstance(s, TypedWhile) for s in walk(loop.body)):
+    if not stores or not is_steady(loop) or any(isinstance(s, TypedWhile) for s in walk(loop.body)):
         return None
     storing = without(loop.body, lambda s: isinstance(s, Accumulate) and s.var in outer)
     if assigned(storing) or any(isinstance(e, Local) and e.var in outer for e in exprs_in(storing)):

@@ -28,7 +28,6 @@ from tilewright.tree.typed import (
     Apply,
     ArrayAssign,
     Cast,
-    Const,
     Element,
     Expr,
     IndexRef,
@@ -226,11 +225,12 @@ def _colours(body: tuple[Stmt, ...], over: Sequence[LoopVar], fixed: Fixed) -> t
         if not isinstance(cond, Apply) or cond.op != "eq":
             continue
         for side, other in (cond.args, cond.args[::-1]):
-            if not isinstance(side, Apply) or side.op != "mod" or not isinstance(side.args[1], Const):
+            if not isinstance(side, Apply) or side.op != "mod":
                 continue
-            form, modulus = affine(side.args[0]), side.args[1].value
+            form, by = affine(side.args[0]), affine(side.args[1])
+            modulus = by.constant.constant if by is not None and not by.factors else None
             moves = any((isinstance(e, IndexRef) and e.var not in fixed) or isinstance(e, Local) for e in walk_expr(other))
-            if form is not None and isinstance(modulus, int) and modulus > 1 and not moves:
+            if form is not None and modulus is not None and modulus > 1 and not moves:
                 return fixed_form(form, fixed), modulus
     return None
 

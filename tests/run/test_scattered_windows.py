@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -267,6 +268,14 @@ def test_right_at_all_sizes(name: str, dtype: type, shape: tuple[int, ...]) -> N
     case = CASES[name]
     x, w = made(case, shape, dtype)
     np.testing.assert_allclose(case.kernel(x, w), wanted(case, x, w), rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_floats_of_two_bytes(name: str, dtype: type) -> None:
+    case = CASES[name]
+    x, w = (RNG.integers(-2, 3, a.shape).astype(dtype) for a in made(case, (2, 3, 5, 7, 5, 3)))
+    np.testing.assert_array_equal(np.asarray(case.kernel(x, w), np.float64), wanted(case, x, w))
 
 
 @pytest.mark.parametrize("device", ["emulator", "emulator:tile"])

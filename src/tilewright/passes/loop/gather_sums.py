@@ -202,6 +202,7 @@ def _places(scatter: _ScatteredSum, forms: Forms, in_first: set[Value]) -> list[
 def _gathered(kernel: Kernel, scatter: _ScatteredSum, places: Sequence[_PlaceOnAxis], cleared: bool) -> Kernel:
     memory, dtype = scatter.memory, dtype_of(scatter.term.type)
     assert isinstance(memory.type, Tensor)
+    stored = dtype_of(memory.type)  # sums of two-byte floats are carried in f32
     top = Builder(kernel.span)
     mapping: dict[Value, Value] = {}
     clone_ops(top, [op for op in kernel.body.ops if op.opcode not in ("parallel", "yield")], mapping)
@@ -230,8 +231,8 @@ def _gathered(kernel: Kernel, scatter: _ScatteredSum, places: Sequence[_PlaceOnA
 
         (total,) = b.reduce("add", [b.index(scatter.loops[v]) for v in left], terms, names=[v.name for v in left])
         if not cleared:
-            total = b.add(b.op("load", memory, *own), total)
-        return list(b.multi("store", memory, *own, total))
+            total = b.add(b.cast(b.op("load", memory, *own), dtype), total)
+        return list(b.multi("store", memory, *own, b.cast(total, stored)))
 
     top.parallel([top.index(extent) for extent in memory.type.shape], point, names=[f"o{axis}" if not place.whole else place.index.name for axis, place in enumerate(places)])
     return eliminate_dead(replace(kernel, body=Block((), tuple(top.ops))))

@@ -329,6 +329,26 @@ def test_what_was_there_stays(device: str) -> None:
 
 
 @tw.kernel
+def from_what_was_there(x: tw.Array, w: tw.Array, out: tw.InOut) -> None:
+    rows, terms = x.shape
+    columns = w.shape[1]
+    for i, j in tw.grid(rows, columns):
+        for p in range(2):
+            for q in range(2):
+                old = out[2 * i + p, 2 * j + q]
+                for k in range(terms):
+                    out[2 * i + p, 2 * j + q] = old + x[i, k] * w[k, j]
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_the_last_of_several_stores_counts(device: str) -> None:
+    x, w, before = RNG.standard_normal((5, 3)), RNG.standard_normal((3, 7)), RNG.standard_normal((10, 14))
+    found = before.copy()
+    from_what_was_there(x, w, found, device=device)
+    np.testing.assert_allclose(found, before + np.kron(np.outer(x[:, -1], w[-1]), np.ones((2, 2))), rtol=1e-12)
+
+
+@tw.kernel
 def masked(x: tw.Array, w: tw.Array, mask: tw.Array) -> tw.Array:
     n, channels, length = x.shape
     _, filters, k = w.shape

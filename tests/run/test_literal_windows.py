@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -586,3 +587,29 @@ def test_a_condition_about_an_extent_keeps_a_number_inside(columns: int) -> None
     wanted = np.zeros(5)
     wanted[:columns] = p[:, :1].sum() * q[:columns]
     np.testing.assert_allclose(tw.kernel(first_columns)(p, q), wanted, rtol=1e-12, atol=1e-12)
+
+
+@tw.kernel
+def shifted(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, channels, width = x.shape
+    filters, inside, taps = w.shape
+    groups = channels // inside
+    out = tw.empty((n, filters, width), x.dtype)
+    for b, g, o, i in tw.grid(n, groups, filters // groups, width):
+        total = tw.f32(0)
+        for p in range(taps):
+            y = max(min(i + 2 * p - 2, width - 1), 0)
+            for c in range(inside):
+                total += (x[b, g * inside + c, y] + 1) * w[g * (filters // groups) + o, c, p]
+        out[b, g * (filters // groups) + o, i] = max(total, 0)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 2, 11), (2, 6, 40)])
+def test_pixels_that_are_computed(shape: tuple[int, int, int], dtype: type) -> None:
+    x, w = RNG.integers(-2, 3, shape).astype(dtype), RNG.integers(-2, 3, (4, shape[1] // 2, 3)).astype(dtype)
+    a = np.pad(x.astype(np.float64) + 1, ((0, 0), (0, 0), (2, 2)), "edge").reshape(shape[0], 2, shape[1] // 2, -1)
+    windows = np.stack([a[..., 2 * p : 2 * p + shape[2]] for p in range(3)])
+    wanted = np.einsum("pbgci,gocp->bgoi", windows, w.astype(np.float64).reshape(2, 2, shape[1] // 2, 3)).reshape(shape[0], 4, shape[2])
+    np.testing.assert_array_equal(np.asarray(shifted(x, w), np.float64), np.maximum(wanted, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -269,6 +270,14 @@ def test_right_at_all_sizes(name: str, dtype: type, shape: tuple[int, ...]) -> N
     np.testing.assert_allclose(case.kernel(x, w), wanted(case, x, w), rtol=2e-5, atol=2e-4)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_floats_of_two_bytes(name: str, dtype: type) -> None:
+    case = CASES[name]
+    x, w = (RNG.integers(-2, 3, a.shape).astype(dtype) for a in made(case, (2, 3, 5, 7, 5, 3)))
+    np.testing.assert_array_equal(np.asarray(case.kernel(x, w), np.float64), wanted(case, x, w))
+
+
 @pytest.mark.parametrize("device", ["emulator", "emulator:tile"])
 @pytest.mark.parametrize("name", CASES)
 def test_on_the_emulator(name: str, device: str) -> None:
@@ -317,6 +326,26 @@ def test_what_was_there_stays(device: str) -> None:
     expected[:, :, :11, :13] += wanted(case, x, w)
     added(x, w, out, device=device)
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-4)
+
+
+@tw.kernel
+def from_what_was_there(x: tw.Array, w: tw.Array, out: tw.InOut) -> None:
+    rows, terms = x.shape
+    columns = w.shape[1]
+    for i, j in tw.grid(rows, columns):
+        for p in range(2):
+            for q in range(2):
+                old = out[2 * i + p, 2 * j + q]
+                for k in range(terms):
+                    out[2 * i + p, 2 * j + q] = old + x[i, k] * w[k, j]
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_the_last_of_several_stores_counts(device: str) -> None:
+    x, w, before = RNG.standard_normal((5, 3)), RNG.standard_normal((3, 7)), RNG.standard_normal((10, 14))
+    found = before.copy()
+    from_what_was_there(x, w, found, device=device)
+    np.testing.assert_allclose(found, before + np.kron(np.outer(x[:, -1], w[-1]), np.ones((2, 2))), rtol=1e-12)
 
 
 @tw.kernel

@@ -107,8 +107,10 @@ def _scatter(nest: Op, forms: Forms) -> _ScatteredSum | None:
     loops: dict[Value, Size] = {}
     ops: list[Op] = []
     conditions: list[Value] = []
+    around = 0  # ops outside of the innermost loop
     op = nest
     while True:
+        around = around if op.opcode == "if" else len(ops)
         if op.opcode in ("parallel", "reduce"):
             extents = [forms.get(v) for v in op.operands]
             if any(extent is None or extent.factors for extent in extents):
@@ -136,13 +138,13 @@ def _scatter(nest: Op, forms: Forms) -> _ScatteredSum | None:
             ops += plain
             (op,) = inside
             continue
-        return _with_term(loops, [*ops, *plain], conditions, inside, effects[0], forms) if len(effects) == 1 and len(inside) < 2 else None
+        return _with_term(loops, [*ops, *plain], around, conditions, inside, effects[0], forms) if len(effects) == 1 and len(inside) < 2 else None
 
 
 def _with_term(
-    loops: dict[Value, Size], ops: list[Op], conditions: list[Value], inside: Sequence[Op], effect: Op, forms: Forms
+    loops: dict[Value, Size], ops: list[Op], around: int, conditions: list[Value], inside: Sequence[Op], effect: Op, forms: Forms
 ) -> _ScatteredSum | None:
-    """What is added to which place. The term may be a sum itself."""
+    """What is added to which place. The term may be a sum itself. An element read in one of the first `around` ops is as it was before the innermost loop."""
     memory, *places, value = effect.operands
     made = {result: op for op in (*ops, *inside) for result in op.results}
     if effect.opcode == "accumulate":
@@ -153,7 +155,7 @@ def _with_term(
         old = [v for v in last.operands if _reads(made.get(v), memory, places, forms)] if last is not None else []
         if last is None or last.opcode not in ("add", "fma") or len(old) != 1 or (last.opcode == "fma" and last.operands[2] is not old[0]):
             return None
-        if sum(old[0] in op.operands for op in (*ops, *inside)) != 1:
+        if made[old[0]] in ops[:around] or sum(old[0] in op.operands for op in (*ops, *inside)) != 1:
             return None
         ops = [op for op in ops if op is not last and old[0] not in op.results]
         if last.opcode == "fma":
@@ -202,6 +204,7 @@ def _places(scatter: _ScatteredSum, forms: Forms, in_first: set[Value]) -> list[
 def _gathered(kernel: Kernel, scatter: _ScatteredSum, places: Sequence[_PlaceOnAxis], cleared: bool) -> Kernel:
     memory, dtype = scatter.memory, dtype_of(scatter.term.type)
     assert isinstance(memory.type, Tensor)
+    stored = dtype_of(memory.type)  # sums of two-byte floats are carried in f32
     top = Builder(kernel.span)
     mapping: dict[Value, Value] = {}
     clone_ops(top, [op for op in kernel.body.ops if op.opcode not in ("parallel", "yield")], mapping)
@@ -230,8 +233,8 @@ def _gathered(kernel: Kernel, scatter: _ScatteredSum, places: Sequence[_PlaceOnA
 
         (total,) = b.reduce("add", [b.index(scatter.loops[v]) for v in left], terms, names=[v.name for v in left])
         if not cleared:
-            total = b.add(b.op("load", memory, *own), total)
-        return list(b.multi("store", memory, *own, total))
+            total = b.add(b.cast(b.op("load", memory, *own), dtype), total)
+        return list(b.multi("store", memory, *own, b.cast(total, stored)))
 
     top.parallel([top.index(extent) for extent in memory.type.shape], point, names=[f"o{axis}" if not place.whole else place.index.name for axis, place in enumerate(places)])
     return eliminate_dead(replace(kernel, body=Block((), tuple(top.ops))))

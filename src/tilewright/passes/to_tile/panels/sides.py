@@ -92,9 +92,10 @@ def join_results(kernel: Kernel, found: Contraction) -> Kernel:
 def join_columns(kernel: Kernel, found: Contraction) -> Kernel:
     """The kernel with one axis for all those of the second factor that its sum walks along, where columns lie side by side (`x[b, c, y + i, x + j]` is
     `x[b, …]`): where a step of the sum is read is one number then. Where columns lie a few elements apart, all its axes are one."""
-    load, memory, forms = found.b.load, found.b.tensor, found.access(found.b)
+    load, memory = found.b.load, found.b.tensor
     if load is None or memory is None or found.b.guard is not None or found.b.value is not load.result or len(found.n) == 1:
         return kernel
+    forms = found.access(found.b)
     moving = [axis for axis, form in enumerate(forms) if any(k in form.values for k in found.k)]
     steps = [forms[-1].factor(found.indices[p]) for p in found.n]
     if ONE in steps:

@@ -608,3 +608,46 @@ def test_a_quotient_is_proven_where_it_is_read() -> None:
     np.testing.assert_array_equal(np.asarray(halves_from_five_on(x, c)), expected)
     with pytest.raises(IndexError, match="index -3"):
         halves_from_five_on(x, np.ones(20))
+
+
+@tw.kernel
+def number_under_a_bound(v: tw.Array, x: tw.Array) -> tw.Array:
+    out = tw.zeros((len(x),), tw.f64)
+    for i in range(len(x)):
+        total = 0.0
+        for j in range(len(x)):
+            if i >= 4:
+                total += v[3] * x[j]
+        out[i] = total
+    return out
+
+
+@tw.kernel
+def number_beside_a_bound(v: tw.Array, x: tw.Array) -> tw.Array:
+    out = tw.zeros((len(x),), tw.f64)
+    for i in range(len(x)):
+        total = 0.0
+        for j in range(len(x)):
+            if j < 2 or not j != 6:
+                total += x[j]
+            else:
+                total += v[3] * x[j]
+        out[i] = total
+    return out
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("length", [1, 3, 4, 7])
+def test_a_number_is_asked_for_where_its_condition_can_hold(count: int, length: int) -> None:
+    v, x = np.arange(1.0, length + 1), np.arange(1.0, count + 1)
+    first = [x.sum() if i >= 4 else 0.0 for i in range(count)]
+    second = [(j >= 2 and j != 6) * x[j] for j in range(count)]
+    for kernel, read, factors in ((number_under_a_bound, count >= 5, first), (number_beside_a_bound, count >= 3, second)):
+        if read and length <= 3:
+            with pytest.raises(tw.UserError, match="'v'"):
+                kernel(v, x)
+            continue
+        expected = np.array(factors) * (v[3] if length > 3 else 0.0)
+        if kernel is number_beside_a_bound:
+            expected = np.full(count, expected.sum() + sum(x[j] for j in range(count) if j < 2 or j == 6))
+        assert np.allclose(kernel(v, x), expected)

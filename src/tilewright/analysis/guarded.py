@@ -7,9 +7,9 @@ So it is with numbers: under `if j != i`, which some points pass, `p[j, 2]` asks
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from tilewright.analysis.affine import analyse
+from tilewright.analysis.affine import Affine, analyse
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
@@ -20,26 +20,35 @@ from tilewright.ir.types import Tensor
 class Guarded:
     """A load under conditions. `plain` are the axes whose index is a loop's own and in no condition, with that loop's extent; `exact`
     those whose loop runs over just the axis, or whose index is a number within it. `numbered` are those whose index is a number, where conditions
-    compare indices of loops alone; `turns` are how often the loops around run."""
+    compare indices of loops alone; `turns` are how often the loops around run, and sizes that are positive where conditions about one index can hold.
+    With such, an index that is a number is safe under its condition alone."""
 
     load: Op
     plain: tuple[tuple[int, Value, Size], ...]
     exact: tuple[int, ...]
     numbered: tuple[tuple[int, int], ...] = ()
     turns: tuple[Size, ...] = ()
+    may_never_hold: bool = False
+    """Whether `turns` speak of conditions, too."""
 
     @property
     def needs_no_guard(self) -> bool:
         """Whether it stays inside wherever the loops go, once the sizes of `plain` axes are known to fit."""
         memory = self.load.operands[0].type
         assert isinstance(memory, Tensor)
-        return {axis for axis, _, _ in self.plain} | {axis for axis, _ in self.numbered} | set(self.exact) == set(range(memory.rank))
+        numbers = set() if self.may_never_hold else {axis for axis, _ in self.numbered}
+        return {axis for axis, _, _ in self.plain} | numbers | set(self.exact) == set(range(memory.rank))
 
 
 def guarded_loads(kernel: Kernel) -> Iterator[Guarded]:
     """Every load that stands under an `if`, at the loop stage."""
     if any(op.opcode == "if" for op in walk(kernel.body)):
         yield from _GuardFinder(kernel).block(kernel.body, (), ())
+
+
+_Tested = tuple[Value, bool]
+"""A condition, and whether it holds."""
+_OPPOSITE: Mapping[str, str] = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 
 
 class _GuardFinder:
@@ -53,21 +62,22 @@ class _GuardFinder:
                     if extent in self.forms and not self.forms[extent].factors:
                         self.extents[index] = self.forms[extent].constant
 
-    def block(self, block: Block, tested: tuple[Value, ...], turns: tuple[Size, ...] | None) -> Iterator[Guarded]:
-        """`tested`: the conditions around. `turns`: of the loops around; None where one runs as data says."""
+    def block(self, block: Block, tested: tuple[_Tested, ...], turns: tuple[Size, ...] | None) -> Iterator[Guarded]:
+        """`tested`: the conditions around, and whether they hold. `turns`: of the loops around; None where one runs as data says."""
         for op in block.ops:
             if op.opcode == "load" and tested:
                 yield self._load(op, tested, turns)
-            inner = (*tested, op.operands[0]) if op.opcode == "if" else tested
             around = turns
             if op.regions and op.opcode != "if":
                 counts = [self.extents.get(arg) for arg in op.regions[0].args]
                 own = tuple(count for count in counts if count is not None)
                 around = (*turns, *own) if turns is not None and op.opcode in ("parallel", "reduce") and len(own) == len(counts) else None
-            for region in op.regions:
+            for place, region in enumerate(op.regions):
+                inner = (*tested, (op.operands[0], place == 0)) if op.opcode == "if" else tested
                 yield from self.block(region, inner, around)
 
-    def _load(self, op: Op, conditions: tuple[Value, ...], turns: tuple[Size, ...] | None) -> Guarded:
+    def _load(self, op: Op, under: tuple[_Tested, ...], turns: tuple[Size, ...] | None) -> Guarded:
+        conditions = [condition for condition, _ in under]
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
         tested = frozenset[Value]().union(*map(self._sources, conditions))
@@ -93,7 +103,37 @@ class _GuardFinder:
                 exact.append(axis)
             elif own not in tested:
                 plain.append((axis, own, self.extents[own]))
-        return Guarded(op, tuple(plain), tuple(exact), tuple(numbered), turns or ())
+        asked = [size for condition, holds in under for size in self._can_hold(condition, holds)] if numbered else []
+        return Guarded(op, tuple(plain), tuple(exact), tuple(numbered), (*(turns or ()), *asked), bool(asked))
+
+    def _can_hold(self, condition: Value, holds: bool) -> Iterator[Size]:
+        """Sizes that are all positive where some value of an index makes a condition about it alone hold, or not. What compares several indices is taken to."""
+        op = self.made.get(condition)
+        if op is None:
+            return
+        if op.opcode == "not":
+            yield from self._can_hold(op.operands[0], not holds)
+        elif op.opcode in ("and", "or") and (op.opcode == "and") is holds:
+            for operand in op.operands:
+                yield from self._can_hold(operand, holds)
+        elif op.opcode in _OPPOSITE:
+            kind = op.opcode if holds else _OPPOSITE[op.opcode]
+            left, right = (self.forms[operand] for operand in op.operands)
+            apart = left.minus(right)
+            if len(apart.factors) == 1 and apart.values[0] in self.extents:
+                yield from self._some(kind, apart, self.extents[apart.values[0]])
+
+    @staticmethod
+    def _some(kind: str, apart: Affine, extent: Size) -> Iterator[Size]:
+        """Sizes that are positive where `apart`, which is made of one index below `extent`, can be as `kind` says of it and 0."""
+        factor = apart.factors[0][1].constant
+        if factor not in (1, -1) or kind == "ne":
+            return
+        least, most = (apart.constant, apart.constant + extent - 1) if factor == 1 else (apart.constant - extent + 1, apart.constant)
+        if kind in ("ge", "gt", "eq"):
+            yield most + (0 if kind == "gt" else 1)
+        if kind in ("le", "lt", "eq"):
+            yield -least + (0 if kind == "lt" else 1)
 
     def _compares_indices(self, condition: Value) -> bool:
         """Whether a condition compares indices of loops, with each other or with sizes, and nothing else."""

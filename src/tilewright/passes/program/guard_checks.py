@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tilewright.analysis.guarded import guarded_loads
 from tilewright.analysis.index_proofs import reaches
-from tilewright.base.intervals import surely_positive
+from tilewright.base.intervals import clamped, surely_positive
 from tilewright.base.sizes import ONE, ZERO, Size, minimum, product
 from tilewright.ir.program import KernelCall, Program, ProgramCheck
 from tilewright.ir.types import Tensor
@@ -37,7 +37,7 @@ def guard_checks(program: Program) -> Program:
                     checks[ProgramCheck(end, "le", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
             for axis, number in guarded.numbered:
                 assert isinstance(memory.type, Tensor)
-                end = product((Size.of(number + 1), *(minimum(turn, ONE) for turn in dict.fromkeys(guarded.turns) if not surely_positive(turn))))
+                end = product((Size.of(number + 1), *(minimum(clamped(turn), ONE) for turn in dict.fromkeys(guarded.turns) if not surely_positive(turn))))
                 message = f"'{names[memory]}' is read at index {{left}}, but its axis {axis} has extent {{right}}"
                 for last in _in_all_steps(program, call, end - 1):
                     checks[ProgramCheck(last, "lt", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None

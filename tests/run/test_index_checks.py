@@ -628,7 +628,7 @@ def number_beside_a_bound(v: tw.Array, x: tw.Array) -> tw.Array:
     for i in range(len(x)):
         total = 0.0
         for j in range(len(x)):
-            if j < 2 or not j != 6:
+            if j < 2 or j == 6:
                 total += x[j]
             else:
                 total += v[3] * x[j]

@@ -1,7 +1,7 @@
 """An index of results that is divided by a length becomes two: groups, and results of a group. `Program -> Program`.
 
-In: a program at the loop stage. Out: the same, where a product whose first factor is read by `o // k`, and whose second by `o`, has an axis for each, as grouped
-convolutions need; what is left over where `k` does not divide the axis is a kernel of its own, of plain loops, which has nothing to do in most calls. For CPUs.
+In: a program at the loop stage. Out: the same, where a product whose first factor is read by `o // k`, and whose second by `o`, or by `o // k` and `o % k`, has an axis
+for each, as grouped convolutions and the heads of attention need; what is left over where `k` does not divide the axis is a kernel of its own, of plain loops, which has nothing to do in most calls. For CPUs.
 
     parallel o { y[o] = reduce c { x[o // k * n + c] * w[o, c] } }
     -> parallel g (of O // k), r (of k) { y[g k + r] = reduce c { x[g n + c] * w[g k + r, c] } }
@@ -80,7 +80,8 @@ def _cut(nest: Op, forms: Forms) -> _CutAxis | None:
     extent, by = forms.get(nest.operands[body.args.index(index)]), forms.get(length)
     if extent is None or by is None or extent.factors or by.factors or by.constant in (ZERO, ONE):
         return None
-    parts = {op.result for op in walk(body) if op.opcode in ("floordiv", "mod") and op.operands[0] is index}
+    quotients, rests = ({op.result for op in walk(body) if op.opcode == opcode and op.operands[0] is index} for opcode in ("floordiv", "mod"))
+    parts = quotients | rests
     loads = [op for op in inside if op.opcode == "load"]
     summed = {arg for op in (sums[0], *inside) if op.opcode == "reduce" for arg in op.regions[0].args}
     # A group has a sum of its own, along the axis that it is a part of; without one, each result has its own image.
@@ -89,7 +90,10 @@ def _cut(nest: Op, forms: Forms) -> _CutAxis | None:
         if any(v in forms and not parts.isdisjoint(forms[v].values) and not summed.isdisjoint(forms[v].values) for v in op.operands[1:])
     }
     by_index = {op.operands[0] for op in loads if any(v is index for v in op.operands[1:])}
-    return _CutAxis(body.args.index(index), without_clamp(extent.constant), by.constant) if by_part and by_index - by_part else None
+    of_group, of_rest = ({op.operands[0] for op in loads if any(v in forms and not some.isdisjoint(forms[v].values) for v in op.operands[1:])} for some in (quotients, rests))
+    # A product for each group: one factor is the group's, and the other has its results side by side, as the heads of attention do.
+    apart = of_group - of_rest - by_index and of_group & of_rest - by_index
+    return _CutAxis(body.args.index(index), without_clamp(extent.constant), by.constant) if (by_part and by_index - by_part) or apart else None
 
 
 def _of_groups(kernel: Kernel, nest: Op, cut: _CutAxis, groups: Size) -> Kernel:

@@ -168,9 +168,20 @@ def _inner(kernel: Kernel, nest: Op, forms: Forms) -> dict[int, int]:
             for position, (index, extent) in enumerate(zip(args, nest.operands, strict=True)):
                 count = forms[extent].constant.constant if not forms[extent].factors else None
                 steps = [abs(factor.constant or 0) for other, factor in form.factors if other is not index]
-                if count is not None and count > 1 and form.factor(index) in (Size.of(1), Size.of(-1)) and min(steps) >= count:
+                if count is not None and count > 1 and form.factor(index) in (Size.of(1), Size.of(-1)) and min(steps) >= count and _leaves_columns(sums, index, args, forms):
                     found[position] = count
     return found
+
+
+def _leaves_columns(sums: Sequence[Op], index: Value, args: Sequence[Value], forms: Forms) -> bool:
+    """Whether the factors that an index walks have results of their own without it. The columns of a head are no steps: each by itself is no product."""
+    for reduction in sums:
+        loads = [op for op in walk(reduction.regions[0]) if op.opcode == "load"]
+        walked = [{arg for arg in args if any(v in forms and arg in forms[v].values for v in op.operands[1:])} for op in loads]
+        common = set(args).intersection(*walked)
+        if any(index in own and not own - common - {index} for own in walked) and any(index not in own for own in walked):
+            return False
+    return True
 
 
 def _numbers(form: Affine, indices: Sequence[Value]) -> dict[Value, int] | None:

@@ -139,7 +139,7 @@ def network(x):  # type: ignore[no-untyped-def]
             v[0] = x[r, c, 0]
             v[1] = x[r, c, 1]
             v[2] = x[r, c, 2]
-            for turn in range(3):
+            for _ in range(3):
                 for i in range(2):
                     if v[i] > v[i + 1]:
                         t = v[i]
@@ -220,7 +220,7 @@ def in_a_branch(x):  # type: ignore[no-untyped-def]
         else:
             for i in range(n):
                 v[1, i] = -x[r, i]
-        for turn in range(3):
+        for _ in range(3):
             for i in range(1, n):
                 v[1, i] += v[1, i - 1]
         out[r] = v[1, n - 1]
@@ -336,7 +336,7 @@ def counts_on(x):  # type: ignore[no-untyped-def]
 
 
 def where_data_say(x):  # type: ignore[no-untyped-def]
-    rows, n = x.shape
+    rows = x.shape[0]
     out = tw.zeros((rows,), dtype=x.dtype)
     v = tw.zeros((3,), dtype=x.dtype)
     for r in range(rows):
@@ -362,7 +362,7 @@ def under_a_condition(x):  # type: ignore[no-untyped-def]
 
 
 def in_one_branch(x):  # type: ignore[no-untyped-def]
-    rows, n = x.shape
+    rows = x.shape[0]
     out = tw.zeros((rows,), dtype=x.dtype)
     v = tw.zeros((2,), dtype=x.dtype)
     for r in range(rows):

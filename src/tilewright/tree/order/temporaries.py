@@ -54,8 +54,10 @@ Merge = Callable[[TypedLoop], TypedLoop]
 
 _STRIP_BYTES = 4 << 20
 """Memory that the parts of a strip take, about what caches of two cores hold."""
-_FEWEST, _MOST = 1024, 16384
-"""Iterations of a strip, whatever they take."""
+_FEWEST, _MOST, _UNKNOWN = 1024, 16384, 256
+"""Iterations of a strip, whatever they take; and where only a call knows how much that is."""
+_PITCH = 8
+"""Parts that lie side by side and that no iteration uses: lines of a cache are chosen by powers of two."""
 _LARGEST = 64 << 20
 """Bytes of an array of known size that need no strips."""
 _SMALL = 1024
@@ -139,7 +141,7 @@ def _with_rows(loop: TypedLoop, arrays: Sequence[ArrayInfo]) -> _Found | None:
         found = (replace(loop, body=_Parts(larger, [IndexRef(var) for var in loop.vars], last).of(loop.body)),)
     else:
         strips = _strips(own, len(known))
-        larger = {a.name: _larger(a, [minimum(extent, strips) for extent in known], last) for a in some}
+        larger = {a.name: _larger(a, [minimum(extent, strips) + (_PITCH if last else 0) for extent in known], last) for a in some}
         found = (_in_strips(loop, larger, strips, last),)
     return _Found(found, {name: array for name, array in larger.items() if proofs[name].filled})
 
@@ -168,10 +170,13 @@ def _is_plain(body: tuple[Stmt, ...], array: ArrayInfo) -> bool:
 
 
 def _lie_side_by_side(loop: TypedLoop, names: Collection[str]) -> bool:
-    """Whether iterations are lanes of vectors: the innermost loops do most of their work in arrays of the iteration, and run in order, or are short since these are small."""
+    """Whether iterations are lanes of vectors: two thirds of the work of innermost loops are in arrays of the iteration, and they run in order, or
+    are short since these are small."""
+    if any(isinstance(s, TypedWhile) or (isinstance(s, TypedLoop) and s.until is not None) for s in walk(loop.body)):
+        return False  # lanes would wait for each other
     traffic = [_traffic(inner, loop.vars[-1], names) for inner in _innermost(loop.body)]
     small = all(a.shape and (size := product(a.shape).constant) is not None and size <= _SMALL for a in _arrays_in(loop.body) if a.name in names)
-    return sum(within for _, within in traffic) > sum(across for across, _ in traffic) and (small or _runs_in_order(loop, names))
+    return sum(within for _, within in traffic) >= 2 * sum(across for across, _ in traffic) and (small or _runs_in_order(loop, names))
 
 
 def _runs_in_order(loop: TypedLoop, names: Collection[str]) -> bool:
@@ -207,7 +212,7 @@ def _strips(arrays: Sequence[ArrayInfo], indices: int) -> int:
     """Iterations of a strip along each index."""
     sizes = [product(a.shape).constant for a in arrays]
     known = sum(size * a.dtype.itemsize for a, size in zip(arrays, sizes, strict=True) if size is not None)
-    total = _FEWEST if None in sizes else max(_FEWEST, min(_MOST, _STRIP_BYTES // max(1, known)))
+    total = _UNKNOWN if None in sizes else max(_FEWEST, min(_MOST, _STRIP_BYTES // max(1, known)))
     return 1 << (total.bit_length() - 1) // indices
 
 

@@ -61,7 +61,7 @@ class Coverage:
 
 def coverage(body: tuple[Stmt, ...], array: ArrayInfo) -> Coverage | None:
     """The proof that iterations of a loop with this body have nothing of an array from each other; None where there is none."""
-    proof = _Proof(array, body)
+    proof = _ReadProof(array, body)
     proof.run(body, (), {}, ())
     return Coverage(proof.filled) if proof.holds else None
 
@@ -78,7 +78,7 @@ class _Box:
 
 
 @record
-class _Range:
+class _Bounds:
     """Numbers that are at least each of `lows` and at most each of `highs`. With `entry` these are added to what a variable was as a loop began."""
 
     lows: tuple[IndexForm, ...] = ()
@@ -86,15 +86,15 @@ class _Range:
     entry: int = -1
 
 
-_ANY = (_Range(),)
-_Ranges = tuple[_Range, ...]
+_ANY = (_Bounds(),)
+_Ranges = tuple[_Bounds, ...]
 _Known = Mapping[Variable, _Ranges]
 _Boxes = tuple[_Box, ...]
 _Facts = tuple[IndexForm, ...]
 """Forms that are at least 0."""
 
 
-class _Proof:
+class _ReadProof:
     def __init__(self, array: ArrayInfo, body: tuple[Stmt, ...]) -> None:
         self.array, self.body = array, body
         self.holds, self.filled = True, False
@@ -177,7 +177,7 @@ class _Proof:
         if not changed:
             return known
         marks = {variable: next(self.entries) for variable in changed}
-        start = {**known, **{v: (_Range((_0,), (_0,), mark),) for v, mark in marks.items()}}
+        start = {**known, **{v: (_Bounds((_0,), (_0,), mark),) for v, mark in marks.items()}}
         after = (self._loop(rest, loop, (), start, facts, False) if isinstance(loop, TypedLoop) else self.run(loop.body, (), start, facts, False))[1]
         result = dict(known)
         for variable, mark in marks.items():
@@ -190,7 +190,7 @@ class _Proof:
                     rises = falls = True
                 else:
                     found.append(one if var is None else _beyond(one, var))
-            result[variable] = _few(_Range(() if falls else one.lows, () if rises else one.highs, one.entry) for one in found)
+            result[variable] = _few(_Bounds(() if falls else one.lows, () if rises else one.highs, one.entry) for one in found)
         return result
 
     # -- boxes ----------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class _Proof:
             for place in product(*(self._ranges(index, known) for index in indices)):
                 self.holds = self.holds and self._is_written(place, boxes, facts)
 
-    def _is_written(self, place: Sequence[_Range], boxes: _Boxes, facts: _Facts) -> bool:
+    def _is_written(self, place: Sequence[_Bounds], boxes: _Boxes, facts: _Facts) -> bool:
         """Whether an element with such indices is surely written, or no iteration writes any where it is not."""
         open_: list[list[Size]] = []
         for box in boxes:
@@ -322,22 +322,22 @@ class _Proof:
         """What an index expression may be."""
         form = affine(expr)
         if form is not None:
-            return (_Range((form,), (form,)),)
+            return (_Bounds((form,), (form,)),)
         if isinstance(expr, Local) and expr.dtype.is_int:
             return known.get(expr.var, _ANY)
         if isinstance(expr, Cast) and expr.dtype.is_int and expr.value.dtype.is_int and expr.dtype.bits >= expr.value.dtype.bits:
             return self._ranges(expr.value, known)
         if isinstance(expr, Apply) and expr.dtype.is_int and expr.op in ("add", "sub", "neg"):
             parts = [self._ranges(arg, known) for arg in expr.args]
-            return _sums(parts[0], parts[1]) if expr.op == "add" else _sums(parts[0] if expr.op == "sub" else (_Range((_0,), (_0,)),), _negated(parts[-1]))
+            return _sums(parts[0], parts[1]) if expr.op == "add" else _sums(parts[0] if expr.op == "sub" else (_Bounds((_0,), (_0,)),), _negated(parts[-1]))
         found = interval(expr)
         if found is not None:
-            return (_Range((form_of(found.low),), (form_of(found.high),)),)
+            return (_Bounds((form_of(found.low),), (form_of(found.high),)),)
         if isinstance(expr, Apply) and expr.dtype.is_int and expr.op in ("min", "max"):
             parts = [self._ranges(arg, known) for arg in expr.args]
             if all(len(part) == 1 and part[0].entry < 0 for part in parts):
                 bounds = tuple(one for part in parts for one in (part[0].highs if expr.op == "min" else part[0].lows))
-                return (_Range((), bounds) if expr.op == "min" else _Range(bounds, ()),)
+                return (_Bounds((), bounds) if expr.op == "min" else _Bounds(bounds, ()),)
         return _ANY
 
 
@@ -385,27 +385,27 @@ def _least(form: IndexForm) -> Size | None:
     return form.constant
 
 
-def _beyond(one: _Range, var: LoopVar) -> _Range:
+def _beyond(one: _Bounds, var: LoopVar) -> _Bounds:
     """The numbers for any value of an index."""
     lows, highs = (tuple(f for form in forms if (f := _without(form, var, upper)) is not None) for forms, upper in ((one.lows, False), (one.highs, True)))
-    return _Range(lows, highs, one.entry)
+    return _Bounds(lows, highs, one.entry)
 
 
 def _sums(first: _Ranges, second: _Ranges) -> _Ranges:
     if any(a.entry >= 0 and b.entry >= 0 for a in first for b in second):
         return _ANY
     return _few(
-        _Range(tuple(x.plus(y) for x in a.lows for y in b.lows), tuple(x.plus(y) for x in a.highs for y in b.highs), max(a.entry, b.entry)) for a in first for b in second
+        _Bounds(tuple(x.plus(y) for x in a.lows for y in b.lows), tuple(x.plus(y) for x in a.highs for y in b.highs), max(a.entry, b.entry)) for a in first for b in second
     )
 
 
 def _negated(ranges: _Ranges) -> _Ranges:
     if any(one.entry >= 0 for one in ranges):
         return _ANY
-    return tuple(_Range(tuple(f.times(-ONE) for f in one.highs), tuple(f.times(-ONE) for f in one.lows)) for one in ranges)
+    return tuple(_Bounds(tuple(f.times(-ONE) for f in one.highs), tuple(f.times(-ONE) for f in one.lows)) for one in ranges)
 
 
-def _few(ranges: Iterable[_Range]) -> _Ranges:
+def _few(ranges: Iterable[_Bounds]) -> _Ranges:
     found = tuple(dict.fromkeys(ranges))
     return found if len(found) <= _MOST_RANGES else _ANY
 

@@ -127,7 +127,7 @@ def _with_rows(loop: TypedLoop, arrays: Sequence[ArrayInfo]) -> _Found | None:
     roomy = [a for a in own if any(Counter((*known, *a.shape)) <= there for there in room) or _is_little((*known, *a.shape), a)]
     for some in (roomy, own):
         larger = {a.name: _larger(a, known, last=False) for a in some}
-        rows = replace(loop, body=_Parts(larger, [IndexRef(var) for var in loop.vars], last=False).of(loop.body))
+        rows = replace(loop, body=_ScratchParts(larger, [IndexRef(var) for var in loop.vars], last=False).of(loop.body))
         if some and independent(rows, rows.vars):
             break
     else:
@@ -138,7 +138,7 @@ def _with_rows(loop: TypedLoop, arrays: Sequence[ArrayInfo]) -> _Found | None:
         found = tuple((None if _runs_in_order(loop, larger.keys()) else distributed(rows)) or [rows])
     elif some is roomy:
         larger = {a.name: _larger(a, known, last) for a in some}
-        found = (replace(loop, body=_Parts(larger, [IndexRef(var) for var in loop.vars], last).of(loop.body)),)
+        found = (replace(loop, body=_ScratchParts(larger, [IndexRef(var) for var in loop.vars], last).of(loop.body)),)
     else:
         strips = _strips(own, len(known))
         larger = {a.name: _larger(a, [minimum(extent, strips) + (_PITCH if last else 0) for extent in known], last) for a in some}
@@ -231,7 +231,7 @@ def _in_strips(loop: TypedLoop, larger: dict[str, ArrayInfo], strip: int, last: 
         around.append((turn, low))
         inside.append(replace(var, lo=low, hi=high, first=None, count=None))
     parts = [_apply("sub", IndexRef(var), low) for var, (_, low) in zip(inside, around, strict=True)]
-    body = _Parts(larger, parts, last, dict(zip(loop.vars, inside, strict=True))).of(loop.body)
+    body = _ScratchParts(larger, parts, last, dict(zip(loop.vars, inside, strict=True))).of(loop.body)
     result = replace(loop, vars=tuple(inside), body=body)
     for turn, _ in reversed(around):
         result = TypedLoop((turn,), (result,), span=loop.span)
@@ -242,7 +242,7 @@ def _apply(op: str, *args: Expr) -> Expr:
     return Apply(op, args, i64, "index")
 
 
-class _Parts:
+class _ScratchParts:
     """Puts parts of larger arrays in the place of arrays, and indices in the place of others."""
 
     def __init__(self, larger: dict[str, ArrayInfo], parts: Sequence[Expr], last: bool, indices: Mapping[LoopVar, LoopVar] | None = None) -> None:

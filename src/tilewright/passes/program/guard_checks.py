@@ -39,14 +39,14 @@ def guard_checks(program: Program) -> Program:
                 assert isinstance(memory.type, Tensor)
                 end = product((Size.of(number + 1), *(minimum(clamped(turn), ONE) for turn in dict.fromkeys(guarded.turns) if not surely_positive(turn))))
                 message = f"'{names[memory]}' is read at index {{left}}, but its axis {axis} has extent {{right}}"
-                for last in _in_all_steps(program, call, end - 1):
-                    checks[ProgramCheck(last, "lt", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
+                for stop in _in_all_steps(program, call, end):
+                    checks[ProgramCheck(stop - 1, "lt", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
         for load, axis, end in reaches(call.kernel, (*steps_inside(program, call), *checks)):
             memory = load.operands[0]
             assert isinstance(memory.type, Tensor)
             message = f"'{names[memory]}' is read at indices up to {{left}}, but its axis {axis} has extent {{right}}"
-            for last in _in_all_steps(program, call, end - 1):
-                checks[ProgramCheck(last, "lt", memory.type.shape[axis], message, load.span, "TW013")] = None
+            for stop in _in_all_steps(program, call, end):
+                checks[ProgramCheck(stop - 1, "lt", memory.type.shape[axis], message, load.span, "TW013")] = None
     return replace(program, checks=tuple(checks)) if len(checks) > len(program.checks) else program
 
 

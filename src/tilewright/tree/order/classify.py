@@ -65,11 +65,11 @@ def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics, chec
     """The top-level statements with every loop classified. `checks` hold at every call."""
     same = equal_sizes(checks)
     result: list[Stmt] = []
-    written, stmts = stmts, with_rows(stmts, merge_nest)
+    stmts = with_rows(stmts, merge_nest)
     for position, stmt in enumerate(stmts):
         for part in _top_statement(stmt, sink, NOTHING_FIXED):
             result += rotated(part, needed_after(stmts[position + 1 :]), same) if is_ordered(part) else [part]
-    _check_promises(written, sink)
+    _check_promises(stmts, sink)
     if elementwise:
         _check_elementwise(tuple(result), sink)
     return tuple(result)

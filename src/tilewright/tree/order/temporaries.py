@@ -1,29 +1,67 @@
-"""Arrays that every iteration of a loop writes before it reads them, as arrays with a row for each iteration.
+"""Arrays of which every iteration of a loop reads only what it wrote itself, as arrays with a part for each iteration.
 
-In: the statements of a kernel. Out: the same, where a loop that is parallel but for such an array has one in its place that is as much larger, and is several loops where its
-statements allow it. Only arrays that no other statement reads, and only where another array of the loop has as many elements as the new one: it takes no more memory than that.
+In: the statements of a kernel. Out: the same, where a loop that is parallel but for such arrays has others in their place, and is several loops where its statements allow it.
+Only arrays that no statement after the loop reads. `coverage` proves that an element is written before it is read; what an array was filled with stays where that may be read.
 
     s = zeros(m)
     for i in 0..n:                                 for i in 0..n:
         for j in 0..m: s[j] = f(x[i, j])    ->         for j in 0..m: s$rows[i, j] = f(x[i, j])
         for j in 0..m: x[i, j] = s[m - 1 - j]      for i in 0..n:
                                                        for j in 0..m: x[i, j] = s$rows[i, m - 1 - j]
+
+Where another array of the loop has as many elements as the new one, it takes no more memory than that. Elsewhere the loop runs through strips of iterations, which take turns with
+the parts:
+
+    v = zeros(k)                                   for t in 0..ceildiv(n, strip):
+    for i in 0..n:                          ->         for i in t * strip..min((t + 1) * strip, n):
+        v[…] = …                                           v$rows[…, i - t * strip] = …
+
+Parts lie side by side, so that neighbouring iterations are lanes of vectors, where iterations do most of their work in the array, in loops that run in order. Else each has a row.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from tilewright.base.sizes import contiguous_strides
+from tilewright.base.dtypes import i64
+from tilewright.base.record import record
+from tilewright.base.sizes import ZERO, Size, ceildiv, contiguous_strides, minimum, product
+from tilewright.tree.order.coverage import coverage
 from tilewright.tree.order.distribution import distributed
-from tilewright.tree.order.independence import independent
-from tilewright.tree.typed import ArrayAssign, ArrayInfo, Element, IndexRef, LoopVar, Stmt, Store, TypedLoop, TypedNode
-from tilewright.tree.typed_walk import assigned, exprs_in, walk
+from tilewright.tree.order.independence import independent, is_reduction
+from tilewright.tree.typed import (
+    Apply,
+    ArrayAssign,
+    ArrayInfo,
+    Const,
+    Element,
+    Expr,
+    IndexRef,
+    LoopVar,
+    SizeValue,
+    Stmt,
+    Store,
+    TypedLoop,
+    TypedNode,
+    TypedWhile,
+)
+from tilewright.tree.typed_walk import assigned, exprs_in, walk, walk_expr
 
 Merge = Callable[[TypedLoop], TypedLoop]
+
+_STRIP_BYTES = 4 << 20
+"""Memory that the parts of a strip take, about what caches of two cores hold."""
+_FEWEST, _MOST, _UNKNOWN = 1024, 16384, 256
+"""Iterations of a strip, whatever they take; and where only a call knows how much that is."""
+_PITCH = 8
+"""Parts that lie side by side and that no iteration uses: lines of a cache are chosen by powers of two."""
+_LARGEST = 64 << 20
+"""Bytes of an array of known size that need no strips."""
+_SMALL = 1024
+"""Elements of an array whose loops are too short to be vectors."""
 
 
 def with_rows(stmts: tuple[Stmt, ...], merge: Merge) -> tuple[Stmt, ...]:
@@ -31,15 +69,25 @@ def with_rows(stmts: tuple[Stmt, ...], merge: Merge) -> tuple[Stmt, ...]:
     result: list[Stmt] = []
     for stmt in stmts:
         own = [array for array in _temporaries(stmt) if not _needed(array, stmts, stmt)] if isinstance(stmt, TypedLoop) else []
-        parts = _with_rows(merge(stmt), own, merge) if isinstance(stmt, TypedLoop) and own else None
-        if parts is None:
+        found = _with_rows(merge(stmt), own) if isinstance(stmt, TypedLoop) and own else None
+        if found is None:
             result.append(stmt)
             continue
-        used = {array.name for array in _arrays_in(tuple(parts))}
-        gone = {array.name for array in own} - used
+        kept = {a.name for a in _arrays_in(found.loops)}
+        for position, other in enumerate(result):
+            if isinstance(other, ArrayAssign) and other.array.name in found.filled:
+                result[position] = replace(other, array=found.filled[other.array.name])
+        gone = {array.name for array in own} - kept
         result = [s for s in result if not (isinstance(s, ArrayAssign) and s.array.name in gone)]
-        result += parts
+        result += found.loops
     return tuple(result)
+
+
+@record
+class _Found:
+    loops: tuple[TypedLoop, ...]
+    filled: dict[str, ArrayInfo]
+    """By the names of arrays, those in their place that are filled as these were."""
 
 
 def _temporaries(loop: TypedLoop) -> list[ArrayInfo]:
@@ -67,20 +115,46 @@ def _arrays_in(item: Any) -> Iterator[ArrayInfo]:
             yield from _arrays_in(getattr(item, field.name))
 
 
-def _with_rows(loop: TypedLoop, arrays: Sequence[ArrayInfo], merge: Merge) -> list[TypedLoop] | None:
-    """The loop with rows of its own for each iteration; None where it stays as it is."""
+def _with_rows(loop: TypedLoop, arrays: Sequence[ArrayInfo]) -> _Found | None:
+    """The loop with parts of arrays for each iteration; None where it stays as it is."""
     extents = [var.full for var in loop.vars]
-    if loop.asked == "yes" or loop.until is not None or None in extents or assigned(loop.body) or independent(loop, loop.vars):
+    if loop.until is not None or None in extents or assigned(loop.body) or independent(loop, loop.vars):
         return None
     known = [extent for extent in extents if extent is not None]
-    own = [array for array in arrays if _is_plain(loop.body, array) and _is_written_first(loop.body, array, merge)]
+    proofs = {array.name: proof for array in arrays if _is_plain(loop.body, array) and (proof := coverage(loop.body, array)) is not None}
+    own = [array for array in arrays if array.name in proofs]
     room = [Counter(array.shape) for array in _arrays_in(loop.body) if array.role != "scratch"]
-    own = [array for array in own if any(Counter((*known, *array.shape)) <= there for there in room)]
-    if not own:
+    roomy = [a for a in own if any(Counter((*known, *a.shape)) <= there for there in room) or _is_little((*known, *a.shape), a)]
+    for some in (roomy, own):
+        larger = {a.name: _larger(a, known, last=False) for a in some}
+        rows = replace(loop, body=_ScratchParts(larger, [IndexRef(var) for var in loop.vars], last=False).of(loop.body))
+        if some and independent(rows, rows.vars):
+            break
+    else:
         return None
-    larger = {a.name: replace(a, name=f"{a.name}$rows", shape=(shape := (*known, *a.shape)), strides=contiguous_strides(shape)) for a in own}
-    apart = replace(loop, body=_Rows(larger, loop.vars).of(loop.body))
-    return (distributed(apart) or [apart]) if independent(apart, apart.vars) else None
+    last = _lie_side_by_side(loop, larger.keys())
+    if some is roomy and not last:
+        # Sums that are products of matrices stand alone then; what runs in order has nothing of it.
+        found = tuple((None if _runs_in_order(loop, larger.keys()) else distributed(rows)) or [rows])
+    elif some is roomy:
+        larger = {a.name: _larger(a, known, last) for a in some}
+        found = (replace(loop, body=_ScratchParts(larger, [IndexRef(var) for var in loop.vars], last).of(loop.body)),)
+    else:
+        strips = _strips(own, len(known))
+        larger = {a.name: _larger(a, [minimum(extent, strips) + (_PITCH if last else 0) for extent in known], last) for a in some}
+        found = (_in_strips(loop, larger, strips, last),)
+    return _Found(found, {name: array for name, array in larger.items() if proofs[name].filled})
+
+
+def _larger(array: ArrayInfo, extents: Sequence[Size], last: bool) -> ArrayInfo:
+    """An array with a part for each iteration: rows, or side by side, along its last axes."""
+    shape = (*array.shape, *extents) if last else (*extents, *array.shape)
+    return replace(array, name=f"{array.name}$rows", shape=shape, strides=contiguous_strides(shape))
+
+
+def _is_little(shape: Sequence[Size], array: ArrayInfo) -> bool:
+    size = product(shape).constant
+    return size is not None and size * array.dtype.itemsize <= _LARGEST
 
 
 def _is_plain(body: tuple[Stmt, ...], array: ArrayInfo) -> bool:
@@ -92,35 +166,106 @@ def _is_plain(body: tuple[Stmt, ...], array: ArrayInfo) -> bool:
     return sum(e.array.name == array.name for e in elements) == sum(a.name == array.name for a in _arrays_in(body))
 
 
-def _is_written_first(body: tuple[Stmt, ...], array: ArrayInfo, merge: Merge) -> bool:
-    """Whether the first loop that has to do with an array writes all of it, each element before it is read."""
-    first = next((s for s in body if any(a.name == array.name for a in _arrays_in(s))), None)
-    if not isinstance(first, TypedLoop) or first.until is not None:
-        return False
-    nest = merge(first)
-    store = next((s for s in nest.body if any(a.name == array.name for a in _arrays_in(s))), None)
-    if not isinstance(store, Store) or store.kind or sum(a.name == array.name for a in _arrays_in(store)) != 1:
-        return False
-    indices = [index.var for index in store.indices if isinstance(index, IndexRef)]
-    if len(indices) != array.rank or Counter(indices) != Counter(nest.vars) or any(v.full != n for v, n in zip(indices, array.shape, strict=True)):
-        return False
-    places = [s.indices for s in walk(nest.body) if isinstance(s, Store) and s.array.name == array.name]
-    places += [e.indices for e in exprs_in(nest.body) if isinstance(e, Element) and e.array.name == array.name]
-    return all(place == store.indices for place in places)
+# -- how parts lie ------------------------------------------------------------------------------------------------
 
 
-class _Rows:
-    """Puts rows of larger arrays in the place of arrays."""
+def _lie_side_by_side(loop: TypedLoop, names: Collection[str]) -> bool:
+    """Whether iterations are lanes of vectors: two thirds of the work of innermost loops are in arrays of the iteration, and they run in order, or
+    are short since these are small."""
+    if any(isinstance(s, TypedWhile) or (isinstance(s, TypedLoop) and s.until is not None) for s in walk(loop.body)):
+        return False  # lanes would wait for each other
+    traffic = [_traffic(inner, loop.vars[-1], names) for inner in _innermost(loop.body)]
+    small = all(a.shape and (size := product(a.shape).constant) is not None and size <= _SMALL for a in _arrays_in(loop.body) if a.name in names)
+    return sum(within for _, within in traffic) >= 2 * sum(across for across, _ in traffic) and (small or _runs_in_order(loop, names))
 
-    def __init__(self, larger: dict[str, ArrayInfo], over: Sequence[LoopVar]) -> None:
-        self.larger, self.over = larger, over
+
+def _runs_in_order(loop: TypedLoop, names: Collection[str]) -> bool:
+    """Whether innermost loops with at least half of the accesses to arrays of the iteration run in order."""
+    ordered = every = 0
+    for inner in _innermost(loop.body):
+        within = _traffic(inner, loop.vars[-1], names)[1]
+        every += within
+        if isinstance(inner, TypedWhile) or inner.until is not None or not (independent(inner, inner.vars) or is_reduction(inner, assigned(inner.body))):
+            ordered += within
+    return 2 * ordered >= every > 0
+
+
+def _innermost(stmts: tuple[Stmt, ...]) -> Iterator[TypedLoop | TypedWhile]:
+    for stmt in walk(stmts):
+        if isinstance(stmt, TypedLoop | TypedWhile) and not any(isinstance(s, TypedLoop | TypedWhile) for s in walk(stmt.body)):
+            yield stmt
+
+
+def _traffic(loop: TypedLoop | TypedWhile, var: LoopVar, names: Collection[str]) -> tuple[int, int]:
+    """Accesses to other arrays whose elements lie apart for neighbouring iterations, and accesses to arrays of the iteration; stores count twice."""
+    across = within = 0
+    places = [(e.array, e.indices, 1) for e in exprs_in((loop,)) if isinstance(e, Element)] + [(s.array, s.indices, 2) for s in walk((loop,)) if isinstance(s, Store)]
+    for array, indices, weight in places:
+        if array.name in names:
+            within += weight
+        elif any(isinstance(e, IndexRef) and e.var is var for index in indices[:-1] for e in walk_expr(index)):
+            across += weight
+    return across, within
+
+
+def _strips(arrays: Sequence[ArrayInfo], indices: int) -> int:
+    """Iterations of a strip along each index."""
+    sizes = [product(a.shape).constant for a in arrays]
+    known = sum(size * a.dtype.itemsize for a, size in zip(arrays, sizes, strict=True) if size is not None)
+    total = _UNKNOWN if None in sizes else max(_FEWEST, min(_MOST, _STRIP_BYTES // max(1, known)))
+    return 1 << (total.bit_length() - 1) // indices
+
+
+# -- what takes their place ---------------------------------------------------------------------------------------
+
+
+def _in_strips(loop: TypedLoop, larger: dict[str, ArrayInfo], strip: int, last: bool) -> TypedLoop:
+    """The loop in strips, in loops around."""
+    around, inside = [], []
+    for var in loop.vars:
+        assert var.full is not None
+        turns = ceildiv(var.full, Size.of(strip))
+        turn = LoopVar(f"{var.name}$strip", Const(0, i64, "int"), SizeValue(turns), first=ZERO, count=turns, low=ZERO, high=turns - 1)
+        low = _apply("mul", IndexRef(turn), Const(strip, i64, "int"))
+        high = _apply("min", _apply("add", low, Const(strip, i64, "int")), SizeValue(var.full))
+        around.append((turn, low))
+        inside.append(replace(var, lo=low, hi=high, first=None, count=None))
+    parts = [_apply("sub", IndexRef(var), low) for var, (_, low) in zip(inside, around, strict=True)]
+    body = _ScratchParts(larger, parts, last, dict(zip(loop.vars, inside, strict=True))).of(loop.body)
+    result = replace(loop, vars=tuple(inside), body=body)
+    for turn, _ in reversed(around):
+        result = TypedLoop((turn,), (result,), span=loop.span)
+    return result
+
+
+def _apply(op: str, *args: Expr) -> Expr:
+    return Apply(op, args, i64, "index")
+
+
+class _ScratchParts:
+    """Puts parts of larger arrays in the place of arrays, and indices in the place of others."""
+
+    def __init__(self, larger: dict[str, ArrayInfo], parts: Sequence[Expr], last: bool, indices: Mapping[LoopVar, LoopVar] | None = None) -> None:
+        self.larger, self.parts, self.last = larger, tuple(parts), last
+        self.indices = dict(indices or {})
 
     def of(self, item: Any) -> Any:
         if isinstance(item, tuple):
             return tuple(self.of(one) for one in item)
+        if isinstance(item, LoopVar):
+            return self._index(item)
         if not isinstance(item, TypedNode):
             return item
+        item = replace(item, **{field.name: self.of(getattr(item, field.name)) for field in fields(item) if field.name not in ("span", "array")})
         if isinstance(item, Element | Store) and item.array.name in self.larger:
-            rows = tuple(IndexRef(var, span=item.span) for var in self.over)
-            item = replace(item, array=self.larger[item.array.name], indices=(*rows, *item.indices))
-        return replace(item, **{field.name: self.of(getattr(item, field.name)) for field in fields(item) if field.name not in ("span", "array")})
+            parts = tuple(replace(part, span=item.span) for part in self.parts)
+            item = replace(item, array=self.larger[item.array.name], indices=(*item.indices, *parts) if self.last else (*parts, *item.indices))
+        return item
+
+    def _index(self, var: LoopVar) -> LoopVar:
+        if not self.indices:
+            return var
+        if var not in self.indices:
+            lo, hi = self.of(var.lo), self.of(var.hi)
+            self.indices[var] = var if (lo, hi) == (var.lo, var.hi) else replace(var, lo=lo, hi=hi)
+        return self.indices[var]

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 # -- devices --------------------------------------------------------------------------------------------------------
 
 
+_BEFORE_IT_RUNS = frozenset({"TW004", "TW013"})
+"""What is said of sizes that do not fit, before anything is written."""
+
+
 class CpuKind(DeviceKind):
     """The CPU of this machine and parts of it."""
 
@@ -192,12 +196,24 @@ class CpuCalls(KernelCalls):
             # What is wrong with a call is said in names, which code for certain sizes does not have.
             program = self._latest = self._loaded(self._wanted(arguments, out), ())
         if result is NotImplemented:
-            result = self._general(program, arguments, out)
+            result, program = self._checked(program, arguments, out)
         if self._tiered is not None:
             self._tiered.after_call()
             # Another thread may have exchanged the code while this call ran; calls that go straight to machine code say nothing of it.
             program = next((one for one in tuple(self._programs.values()) if one.artifact.key == program.artifact.key), program)
         return result, program.artifact
+
+    def _checked(self, program: cpu.CpuProgram, arguments: list[ReadArgument], out: object) -> tuple[object, cpu.CpuProgram]:
+        """The result, and the program that computed it. What code with literals for numbers refuses before it runs is left to code for any: that says what is wrong in the
+        kernel's own words, and takes calls that only look wrong where a literal made two sizes one."""
+        try:
+            return self._general(program, arguments, out), program
+        except UserError as error:
+            wanted = self._wanted(arguments, out)
+            if not wanted.numbers or error.code not in _BEFORE_IT_RUNS:
+                raise
+            program = self._latest = self._loaded(replace(wanted, numbers=()), ())
+        return self._general(program, arguments, out), program
 
     @property
     def wanted(self) -> tuple[Signature, ...]:

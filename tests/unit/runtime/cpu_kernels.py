@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.base import dtypes
+from tilewright.base import abi, dtypes
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, contiguous_strides
 from tilewright.base.target import host_cpu
@@ -295,3 +295,40 @@ def both_artifact() -> Artifact:
     bindings = (SizeBinding("n", "a", 0),)
     check = (CallCheck(N, "le", Size.of(1000), "too long"),)
     return artifact("both", (array("a", (N,)), array("b", (N,))), outputs, (launch,), bindings, checks=check)
+
+# a[i] += 1, and a report in the fourth slot where it is longer than the third says: no memory for arrays of its own.
+GROW = f"""
+define void @grow(ptr %slots, i64 %begin, i64 %end) {{
+head:
+{slots("ptr", "i64", "ptr")}
+  %any = icmp slt i64 %begin, %end
+  %some = icmp sgt i64 %p1, 0
+  %go = and i1 %any, %some
+  br i1 %go, label %loop, label %done
+loop:
+  %i = phi i64 [ 0, %head ], [ %i.next, %loop ]
+  %at = getelementptr double, ptr %p0, i64 %i
+  %a = load double, ptr %at
+  %b = fadd double %a, 1.0
+  store double %b, ptr %at
+  %i.next = add i64 %i, 1
+  %more = icmp slt i64 %i.next, %p1
+  br i1 %more, label %loop, label %look
+look:
+  %large = icmp sgt i64 %p1, 100
+  br i1 %large, label %fail, label %done
+fail:
+  store i64 {abi.ASSERT_MARK - (1 << 64)}, ptr %p2
+  br label %done
+done:
+  ret void
+}}
+"""
+
+
+def grow_artifact(times: int) -> Artifact:
+    """In place, several times. The last launch says that it has no memory where the array has more than 100 elements."""
+    a = array("a", (N,), "inout", dtypes.f64)
+    failing = (("grow.py:3:5", f"{abi.LOCAL_MEMORY}640"),)
+    launches = tuple(Launch("grow", ("a",), ("n",), (Size.of(1),), asserts=failing, place=f"{k}") for k in range(times))
+    return artifact("grow", (a,), (), launches, (SizeBinding("n", "a", 0),))

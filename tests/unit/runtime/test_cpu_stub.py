@@ -489,3 +489,23 @@ def test_code_for_another_machine_is_refused(add: cpu.CpuProgram, target: str, k
         pytest.skip("this is that machine")
     with pytest.raises(DeviceError, match=rf"error\[TW030\]: 'add' is {kind} code for {target}; this machine"):
         cpu.load(foreign)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_memory_that_lacks_half_way_in_place_is_an_error_at_once(times: int) -> None:
+    """Nothing is made twice: the slow path would add again what the call has added."""
+    program = kernels.make(kernels.GROW, kernels.grow_artifact(times))
+    small, large = np.zeros(100), np.zeros(101)
+    assert program.call(small) is None
+    assert small.tolist() == [times] * 100
+    before = sys.getrefcount(large)
+    for count in range(1, 4):
+        with pytest.raises(DeviceError, match=r"640 bytes for local and shared arrays of kernel grow at grow\.py:3:5") as caught:
+            program.call(large)
+        assert caught.value.code == "TW031"
+        assert large.tolist() == [count * times] * 101
+    del caught
+    gc.collect()
+    assert abs(sys.getrefcount(large) - before) < 3
+    assert program.entry(lambda *arguments: "refused")(small) is None
+    assert program.call(small.astype(np.float32)) is NotImplemented

@@ -16,9 +16,13 @@ The text has no process addresses: everything outside is a symbol of `base.abi`,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilewright.base import abi
 from tilewright.base.artifact import (
     FAILURE,
+    FAILURE_EXTENT,
+    FAILURE_INDEX,
     FAILURE_SITE,
     SMALL_MANY,
     ArrayParam,
@@ -83,7 +87,7 @@ def host_ir(artifact: Artifact, fields: int = 3, special: bool = False) -> str:
     parts += [f'declare void @"{e}"(ptr, i64, i64) nonlazybind' for e in sorted({x.entry for x in artifact.launches})]
     parts.append(f"define ptr @{abi.STUB_ENTRY}(ptr %self, ptr %args, i64 %count, ptr %names) {{")
     # A call that failed halfway must not be made again where that writes in place, or prints.
-    unsure = any(artifact.in_place or not text.startswith(abi.LOCAL_MEMORY) for x in artifact.launches for _, text in x.asserts)
+    unsure = any(not text.startswith(abi.LOCAL_MEMORY) for x in artifact.launches for _, text in x.asserts)
     if unsure or any(p.dtype.kind == "q" for p in arrays) or not all(_scalar_is_native(p.dtype) for p in scalars):
         parts.append("  br label %reject")
     else:
@@ -116,8 +120,8 @@ class _Stub(StubEmitter):
         outputs = {o.name for o in artifact.outputs}
         self.output_strides = [b for b in artifact.bindings if b.array in outputs and b.stride]
         self.out_required = any(b.array in outputs and not b.stride for b in artifact.bindings)
-        self.reports = any(x.asserts for x in artifact.launches)
-        """Whether a launch can fail: for want of memory. What it wrote until then is written again on the slow path."""
+        self.reports = sum(bool(x.asserts) for x in artifact.launches)
+        """How many launches can fail, for want of memory. What they wrote until then is written again on the slow path, or, where that was in place, the error comes at once."""
         self.scratch_bytes = [
             product(p.shape) * p.dtype.itemsize if p.dtype.kind != "q" else product(p.shape) // p.dtype.block * p.dtype.itemsize
             for p in artifact.scratch
@@ -177,7 +181,7 @@ class _Stub(StubEmitter):
         """Stack memory must be asked for in the first block to have a fixed place in the frame."""
         slots = max((len(x.args) + len(x.sizes) + bool(x.asserts) for x in self.artifact.launches), default=0)
         if self.reports:
-            self.line("%report = alloca i64, align 8")
+            self.line(f"%reports = alloca [{self.reports} x i64], align 8")
         self.line(f"%slots = alloca [{max(slots, 1)} x i64], align 8")
         rank = max((len(o.shape) for o in self.artifact.outputs), default=0)
         self.line(f"%dims = alloca [{max(rank, 1)} x i64], align 8")
@@ -645,8 +649,8 @@ class _Stub(StubEmitter):
     def _launch_all(self, out: str) -> None:
         launches = self.artifact.launches
         self._scratch()
-        if self.reports:
-            self.line("store i64 0, ptr %report")
+        for position in range(self.reports):
+            self.line(f"store i64 0, ptr {self._report(position)}")
         if self.artifact.sites:
             self.line(f"store i64 0, ptr {self.data[FAILURE]}")
         blocks = [self.sizes.value(product(x.grid)) for x in launches]
@@ -667,8 +671,9 @@ class _Stub(StubEmitter):
         self.start("run")
         saved = self.new(f"phi ptr [ null, %{before} ], [ {state}, %release ]")
         interrupts = self.new(f"phi i32 [ 0, %{before} ], [ {count}, %release ]")
+        failing = [launch for launch in launches if launch.asserts]
         for launch, count in zip(launches, blocks):
-            self._launch(launch, count)
+            self._launch(launch, count, failing.index(launch) if launch.asserts else -1)
         self.fork(self.new(f"icmp eq ptr {saved}, null"), "kept", "regain")
         self.start("kept")
         # The main thread's long call may be leaving for Ctrl-C, and kernels of this thread with it.
@@ -681,38 +686,48 @@ class _Stub(StubEmitter):
         self.start("ran")
         found = [self.load("i64", self.data[FAILURE], 8 * field) for field in range(self.fields)] if self.artifact.sites else []
         self._free_scratch()
-        if self.reports:
-            self.require(self.equal("i64", self.new("load i64, ptr %report"), "0"))
+        reports = [self.new(f"load i64, ptr {self._report(position)}") for position in range(self.reports)]
+        if self.artifact.in_place:
+            for launch, word in zip(failing, reports):
+                # In the place of the site, none; then what was reported, and by which launch.
+                self._raise(f"starved.{launches.index(launch)}", {FAILURE_SITE: "0", FAILURE_INDEX: word, FAILURE_EXTENT: str(launches.index(launch))}, word, out)
+        elif reports:
+            for word in reports:
+                self.require(self.equal("i64", word, "0"))
             self.settle("out.of.memory")
         if found:
-            self._outside(found, out)
+            self._raise("outside", dict(enumerate(found)), found[FAILURE_SITE], out)
 
     def _free_scratch(self) -> None:
         if self.artifact.scratch:
             self.line(f"call void @{abi.GIVE}(ptr {self.new('load ptr, ptr %heap')})")
 
-    def _outside(self, found: list[str], out: str) -> None:
-        """An access lay outside its array: the program's code says so, in Python."""
-        self.fork(self.equal("i64", found[FAILURE_SITE], "0"), "inside", "outside")
-        self.start("outside")
+    def _report(self, position: int) -> str:
+        """Where a launch reports that it failed."""
+        return self.new(f"getelementptr i64, ptr %reports, i64 {position}")
+
+    def _raise(self, label: str, found: Mapping[int, str], failed: str, out: str) -> None:
+        """Where a word is not 0, an access lay outside its array, or a launch had no memory: the program's code says so, in Python."""
+        self.fork(self.equal("i64", failed, "0"), f"{label}.not", label)
+        self.start(label)
         if self.artifact.outputs and not self.out_required:
             # Given outputs belong to the caller.
-            self.fork(self.equal("ptr", out, "null"), "outside.drop", "outside.kept")
-            self.start("outside.drop")
+            self.fork(self.equal("ptr", out, "null"), f"{label}.drop", f"{label}.kept")
+            self.start(f"{label}.drop")
             self._drop_outputs()
-            self.jump("outside.kept")
-            self.start("outside.kept")
+            self.jump(f"{label}.kept")
+            self.start(f"{label}.kept")
         kind = self.load("ptr", "%self", at.TYPE)
         before = self.current
-        self.fork(self.equal("ptr", kind, "@PyTuple_Type"), "outside.pair", "outside.raise")
-        self.start("outside.pair")
+        self.fork(self.equal("ptr", kind, "@PyTuple_Type"), f"{label}.pair", f"{label}.raise")
+        self.start(f"{label}.pair")
         code = self.new("call ptr @PyTuple_GetItem(ptr %self, i64 0)")
-        self.jump("outside.raise")
-        self.start("outside.raise")
-        code = self.new(f"phi ptr [ %self, %{before} ], [ {code}, %outside.pair ]")
-        values = ", ".join(f"i64 {value}" for value in found)
+        self.jump(f"{label}.raise")
+        self.start(f"{label}.raise")
+        code = self.new(f"phi ptr [ %self, %{before} ], [ {code}, %{label}.pair ]")
+        values = ", ".join(f"i64 {value}" for _, value in sorted(found.items()))
         self.line(f"ret ptr {self.new(f'call ptr (ptr, ptr, ptr, ...) @PyObject_CallMethod(ptr {code}, ptr @outside.name, ptr @outside.fields, {values})')}")
-        self.start("inside")
+        self.start(f"{label}.not")
 
     def _interrupted(self, out: str) -> None:
         """Ctrl-C came during a long call, and kernels left early: what handles it says what to raise."""
@@ -735,13 +750,13 @@ class _Stub(StubEmitter):
         self.start("interrupted.done")
         self.line("ret ptr null")
 
-    def _launch(self, launch: Launch, blocks: str) -> None:
+    def _launch(self, launch: Launch, blocks: str, report: int) -> None:
         slots: list[tuple[str, str]] = []
         for name in launch.args:
             slots.append(self.scalars[name] if name in self.scalars else ("ptr", self.data[name]))
         slots += [("i64", self.sizes.value(Size.of(name))) for name in launch.sizes]
         if launch.asserts:
-            slots.append(("ptr", "%report"))
+            slots.append(("ptr", self._report(report)))
         for index, (kind, value) in enumerate(slots):
             place = self.new(f"getelementptr i64, ptr %slots, i64 {index}")
             self.line(f"store {kind} {value}, ptr {place}")

@@ -88,7 +88,7 @@ class _ProgramCode:
     def __init__(self, artifact: Artifact) -> None:
         self.objects = ObjectCode(artifact.code, artifact.host) if artifact.host else ObjectCode(artifact.code)
         self.entries = {x.entry: self.objects.address(x.entry) for x in artifact.launches}
-        self.sites = artifact.sites
+        self.sites, self.launches = artifact.sites, artifact.launches
         self.method = MethodDefinition()
         if artifact.host:
             provide_front(self.objects)
@@ -97,7 +97,9 @@ class _ProgramCode:
             )
 
     def outside(self, site: int, index: int, extent: int) -> None:
-        """An access of the program lay outside its array: the entry stub asks for the error."""
+        """An access of the program lay outside its array: the entry stub asks for the error. Site 0: launch `extent` reported `index`, that it had no memory."""
+        if not site:
+            raise _failed(self.launches[extent], index & (1 << 64) - 1)
         raise index_error(self.sites, site, index, extent)
 
     def function(self, fallback: Callable[..., object] | None = None) -> Callable[..., object]:

@@ -202,7 +202,7 @@ FISSION_PRODUCTS = Pass(
 )  # fmt: skip
 FISSION_SCATTERS = Pass(
     "fission_scatters", "program", "program", late("scatters.fission_scatters", "fission_scatters"),
-    "CPU: a nest whose points run through loops before they scatter becomes two: one that stores what the loops result in, and one that scatters.", cpu=True, needs="accumulate",
+    "CPU: a nest whose points run through loops before they scatter becomes two: one that stores what the loops result in, and one that scatters.", takes=TARGET, cpu=True, needs="accumulate",
 )  # fmt: skip
 PLAN = Pass(
     "plan", "program", "plans", late("choose.plan", "plan_contractions"),

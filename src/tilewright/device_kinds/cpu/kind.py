@@ -210,10 +210,17 @@ class CpuCalls(KernelCalls):
             return self._general(program, arguments, out), program
         except UserError as error:
             wanted = self._wanted(arguments, out)
-            if not wanted.numbers or error.code not in _BEFORE_IT_RUNS:
+            if not wanted.numbers or error.code not in _BEFORE_IT_RUNS or program.artifact.in_place:
                 raise
-            program = self._latest = self._loaded(replace(wanted, numbers=()), ())
-        return self._general(program, arguments, out), program
+            general = self._loaded(replace(wanted, numbers=()), ())
+            try:
+                result = self._general(general, arguments, out)
+            except UserError as own:
+                if own.code in _BEFORE_IT_RUNS:
+                    raise own from None
+                raise error from None  # said before anything ran, it is what helps
+        self._latest = general
+        return result, general
 
     @property
     def wanted(self) -> tuple[Signature, ...]:

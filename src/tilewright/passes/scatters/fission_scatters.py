@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.loop_nest import nest_of
+from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
@@ -31,8 +32,10 @@ _LOOPS = frozenset({"for", "while", "reduce"})
 _MAY_SCATTER = frozenset({"accumulate", "store", "yield", "if"}) | _LOOPS
 
 
-def fission_scatters(program: Program) -> Program:
+def fission_scatters(program: Program, target: Target | None) -> Program:
     """The program with such nests in two."""
+    if target is None or target.simt:
+        return program
     calls: list[KernelCall] = []
     scratch = list(program.scratch)
     for call in program.calls:
